@@ -1,0 +1,10 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace mlxcel {
+
+void bind_runtime(nanobind::module_& m);
+void bind_norm(nanobind::module_& m);
+
+}  // namespace mlxcel

@@ -1,0 +1,34 @@
+#include <nanobind/stl/string.h>
+
+#include "backend.h"
+#include "bindings/bindings.h"
+#include "common/cpu_features.h"
+#include "common/parallel.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace mlxcel {
+
+void bind_runtime(nb::module_& m) {
+  m.def("load_gpu_backend", &load_gpu_backend, "path"_a, "Load a GPU backend library.");
+  m.def("set_gpu_backend_missing", &set_gpu_backend_missing, "reason"_a,
+        "Record why there is no GPU backend.");
+  m.def(
+      "gpu_backend_name", [] { return std::string(gpu_backend() ? gpu_backend()->name : ""); },
+      "Name of the GPU backend in use, or an empty string.");
+  m.def("num_threads", &num_threads, "Threads of the CPU kernels.");
+  m.def("set_num_threads", &set_num_threads, "n"_a, "Set the threads of the CPU kernels (1..64).");
+  m.def(
+      "cpu_features",
+      [] {
+        nb::dict d;
+        d["avx2"] = cpu_features().avx2;
+        d["avx512"] = cpu_features().avx512;
+        d["neon"] = cpu_features().neon;
+        return d;
+      },
+      "Instruction sets that the CPU kernels may use here.");
+}
+
+}  // namespace mlxcel

@@ -1,0 +1,167 @@
+#include "common/parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+namespace mlxcel {
+namespace {
+
+constexpr int kMaxThreads = 64;
+
+int usable_cores() {
+  int cores = static_cast<int>(std::thread::hardware_concurrency());
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) cores = CPU_COUNT(&set);
+  // cgroup v2: "quota period" in microseconds, or "max period".
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  std::string quota;
+  double period = 0;
+  if (file >> quota >> period && quota != "max" && period > 0) {
+    cores = std::min(cores, std::max(1, static_cast<int>(std::stod(quota) / period + 0.5)));
+  }
+#endif
+  return std::clamp(cores, 1, kMaxThreads);
+}
+
+/// One parallel_for in flight. Ranges are claimed by an atomic counter, so a late worker costs
+/// nothing.
+struct Job {
+  detail::Body body;
+  void* context;
+  size_t n;
+  size_t step;
+  std::atomic<size_t> next{0};
+  std::mutex error_mutex;
+  std::exception_ptr error;
+
+  void work() {
+    for (;;) {
+      const size_t begin = next.fetch_add(step, std::memory_order_relaxed);
+      if (begin >= n) return;
+      try {
+        body(context, begin, std::min(n, begin + step));
+      } catch (...) {
+        std::lock_guard lock(error_mutex);
+        if (!error) error = std::current_exception();
+        next.store(n, std::memory_order_relaxed);
+      }
+    }
+  }
+};
+
+thread_local bool inside_parallel = false;
+
+class Pool {
+ public:
+  static Pool& instance() {
+    // Leaked: joining threads in a static destructor can deadlock when the interpreter exits.
+    static Pool* pool = new Pool;
+    return *pool;
+  }
+
+  int threads() const { return threads_.load(); }
+  void set_threads(int n) { threads_.store(std::clamp(n, 1, kMaxThreads)); }
+
+  void run(Job& job, int helpers) {
+    std::unique_lock caller(caller_mutex_, std::try_to_lock);
+    if (!caller.owns_lock()) {  // another thread's job holds the workers: do it alone
+      job.work();
+      return;
+    }
+    {
+      std::lock_guard lock(mutex_);
+      while (static_cast<int>(workers_.size()) < helpers) {
+        const int index = static_cast<int>(workers_.size());
+        workers_.emplace_back([this, index] { loop(index); });
+        workers_.back().detach();
+      }
+      job_ = &job;
+      wanted_ = helpers;
+      ++generation_;
+    }
+    wake_.notify_all();
+    inside_parallel = true;
+    job.work();
+    inside_parallel = false;
+    std::unique_lock lock(mutex_);
+    job_ = nullptr;  // workers that have not woken yet never see this job
+    done_.wait(lock, [this] { return active_ == 0; });
+  }
+
+ private:
+  void loop(int index) {
+    inside_parallel = true;
+    unsigned long seen = 0;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [&] { return generation_ != seen; });
+      seen = generation_;
+      Job* job = job_;
+      if (job == nullptr || index >= wanted_) continue;
+      ++active_;
+      lock.unlock();
+      job->work();
+      lock.lock();
+      if (--active_ == 0) done_.notify_one();
+    }
+  }
+
+  std::atomic<int> threads_{usable_cores()};
+  std::mutex caller_mutex_;
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  std::vector<std::thread> workers_;
+  Job* job_ = nullptr;
+  int wanted_ = 0;
+  int active_ = 0;
+  unsigned long generation_ = 0;
+};
+
+}  // namespace
+
+int num_threads() {
+  return Pool::instance().threads();
+}
+
+void set_num_threads(int n) {
+  if (n < 1 || n > kMaxThreads) {
+    throw std::invalid_argument("[set_num_threads] n must be in 1.." + std::to_string(kMaxThreads) +
+                                ", got " + std::to_string(n) + ".");
+  }
+  Pool::instance().set_threads(n);
+}
+
+namespace detail {
+
+void parallel_for(size_t n, size_t grain, Body body, void* context) {
+  if (n == 0) return;
+  grain = std::max<size_t>(grain, 1);
+  const size_t most = (n + grain - 1) / grain;
+  const int threads = inside_parallel ? 1 : static_cast<int>(std::min<size_t>(num_threads(), most));
+  if (threads == 1) {
+    body(context, 0, n);
+    return;
+  }
+  // Four ranges a thread even out unequal work and stolen time slices.
+  const size_t step = std::max(grain, (n + 4 * threads - 1) / (4 * threads));
+  Job job{body, context, n, step, {}, {}, {}};
+  Pool::instance().run(job, threads - 1);
+  if (job.error) std::rethrow_exception(job.error);
+}
+
+}  // namespace detail
+}  // namespace mlxcel

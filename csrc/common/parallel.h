@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+namespace mlxcel {
+
+/// Threads that parallel_for uses: by default the cores this process may run on (affinity mask and
+/// cgroup quota), at most 64.
+int num_threads();
+void set_num_threads(int n);
+
+namespace detail {
+using Body = void (*)(void* context, size_t begin, size_t end);
+void parallel_for(size_t n, size_t grain, Body body, void* context);
+}  // namespace detail
+
+/// Calls fn(begin, end) over disjoint ranges that cover [0, n); ranges hold at least `grain` items.
+/// The caller works too and returns when all is done. Workers block between calls: cores are shared
+/// with other processes, where a spinning barrier costs whole time slices. Calls nest: an inner
+/// call runs on the calling thread alone. An exception of fn is rethrown here.
+template <class Fn>
+void parallel_for(size_t n, size_t grain, Fn&& fn) {
+  detail::parallel_for(
+      n, grain,
+      [](void* context, size_t begin, size_t end) {
+        (*static_cast<std::remove_reference_t<Fn>*>(context))(begin, end);
+      },
+      const_cast<void*>(static_cast<const void*>(&fn)));
+}
+
+}  // namespace mlxcel

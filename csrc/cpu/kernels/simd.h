@@ -1,0 +1,144 @@
+#pragma once
+
+// Vectors of f32 for the CPU kernels, as wide as the file's instruction set: 4 lanes (SSE2, NEON),
+// 8 (AVX2), 16 (AVX-512). How a kernel is compiled for several: X_impl.h holds the code; X.cpp
+// includes it for the baseline; X_avx2.cpp (and X_avx512.cpp, where it pays) include it too and
+// export a pointer to the entry point; X.cpp picks one by cpu_features(). Include this file from
+// *_impl.h only. Everything here has internal linkage, so that the linker cannot swap an AVX copy
+// into a baseline file.
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "common/half.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace mlxcel {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float vfloat __attribute__((vector_size(kLanes * 4)));
+typedef int32_t vint __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t vuint __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t vhalf __attribute__((vector_size(kLanes * 2)));
+
+// A C-style cast between vectors of one size keeps the bits.
+
+inline vfloat splat(float x) {
+  return x - vfloat{};
+}
+
+inline vfloat load(const float* p) {
+  vfloat v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+inline vfloat load(const bf16* p) {
+  vhalf h;
+  std::memcpy(&h, p, sizeof(h));
+  const vuint u = __builtin_convertvector(h, vuint) << 16;
+  return (vfloat)u;
+}
+
+inline vfloat load(const f16* p) {
+#if defined(__AVX512F__)
+  const __m512 v = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return (vfloat)v;
+#elif defined(__AVX2__)
+  const __m256 v = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return (vfloat)v;
+#elif defined(__aarch64__)
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits)));
+#else
+  vfloat v;
+  for (int i = 0; i < kLanes; ++i) v[i] = to_float(p[i]);
+  return v;
+#endif
+}
+
+inline void store(float* p, vfloat v) {
+  std::memcpy(p, &v, sizeof(v));
+}
+
+inline void store(bf16* p, vfloat v) {
+  const vuint u = (vuint)v;
+  const vuint rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const vuint nan = (vuint)(v != v);
+  const vuint bits = (nan & ((u >> 16) | 0x40u)) | (~nan & rounded);
+  const vhalf h = __builtin_convertvector(bits, vhalf);
+  std::memcpy(p, &h, sizeof(h));
+}
+
+inline void store(f16* p, vfloat v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__AVX2__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+  vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(v)));
+#else
+  for (int i = 0; i < kLanes; ++i) p[i] = from_float<f16>(v[i]);
+#endif
+}
+
+inline float sum(vfloat v) {
+  float s[kLanes];
+  std::memcpy(s, &v, sizeof(s));
+  for (int w = kLanes / 2; w > 0; w /= 2) {
+    for (int i = 0; i < w; ++i) s[i] += s[i + w];
+  }
+  return s[0];
+}
+
+inline vfloat vmax(vfloat a, vfloat b) {
+  return a > b ? a : b;
+}
+
+inline float max(vfloat v) {
+  float m = v[0];
+  for (int i = 1; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+/// 2^x, relative error below 2e-7 in [-126, 127]; 0 below -126 (-inf included), 2^127 above 127.
+/// NaN stays NaN.
+inline vfloat exp2(vfloat x) {
+  const vint keep = (x >= -126.0f) | (x != x);
+  x = x > 127.0f ? splat(127.0f) : x;
+  x = x < -126.0f ? splat(-126.0f) : x;
+  // Adding 1.5 * 2^23 leaves round(x) in the low bits of the mantissa.
+  const vfloat shifted = x + 12582912.0f;
+  const vfloat r = x - (shifted - 12582912.0f);
+  const vint exponent = ((vint)shifted << 23) + 0x3f800000;
+  // Taylor coefficients ln(2)^k / k!; |r| <= 0.5.
+  vfloat p = splat(1.5252733e-5f);
+  p = p * r + 1.5403530e-4f;
+  p = p * r + 1.3333558e-3f;
+  p = p * r + 9.6181291e-3f;
+  p = p * r + 5.5504109e-2f;
+  p = p * r + 2.4022651e-1f;
+  p = p * r + 6.9314718e-1f;
+  p = p * r + 1.0f;
+  const vfloat y = p * (vfloat)exponent;
+  const vint bits = (vint)y & keep;
+  return (vfloat)bits;
+}
+
+}  // namespace
+}  // namespace mlxcel

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+
+#include "params/dtype.h"
+
+namespace mlxcel {
+
+/// One tile of an attention launch: a run of one request's query tokens against a span of its
+/// pages, for all heads (the grid covers KV heads). Spans are in pages, so that a plan stays valid
+/// while page counts do not change; kernels clip them by the kv_len that they read from the table.
+struct AttentionTile {
+  int32_t request;     // row of the page table
+  int32_t q_begin;     // first packed query token
+  int32_t q_len;       // query tokens in this tile; 1 in decode
+  int32_t page_begin;  // span [page_begin, page_end) of the request's page row
+  int32_t page_end;
+  int32_t partial;  // row in the partial buffers of the first query token, or -1: this tile writes
+                    // the output itself
+  int32_t num_chunks;  // tiles that share these query tokens; token i of the tile writes row
+                       // partial + i * num_chunks
+  int32_t group;  // index of that set of tiles among all sets (for merges inside the launch), or -1
+};
+static_assert(sizeof(AttentionTile) == 32);
+
+/// Strides are in elements; the last dimension is contiguous. K and V pools have equal strides.
+struct PagedAttentionParams {
+  int32_t num_q;         // packed query tokens, nnz
+  int32_t num_requests;  // batch
+  int32_t num_qo_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t page_size;  // tokens, a power of two
+  int64_t stride_page;
+  int64_t stride_token;
+  int64_t stride_head;
+  int32_t num_tiles;
+  int32_t num_partials;  // rows of the partial buffers; 0 where every tile writes the output itself
+  int32_t num_groups;
+  int32_t max_q_len;      // the largest tile.q_len
+  int32_t window_left;    // tokens to the left of a query's own that it sees, -1: all
+  int32_t causal;         // 0 or 1; query i of qo_len sees kv_len - qo_len + i + 1 tokens
+  float sm_scale_log2;    // sm_scale * log2(e)
+  float logits_soft_cap;  // cap * tanh(logit / cap), 0: off
+  FloatType dtype;        // of q, pools and output
+  int32_t has_qo_indptr;  // 0: one query token a request
+  int32_t has_sinks;
+  int32_t has_first_page_offset;
+};
+static_assert(sizeof(PagedAttentionParams) == 96);
+
+}  // namespace mlxcel

@@ -1,0 +1,31 @@
+"""LLM serving kernels as compiled MLX primitives for CPU, CUDA and Metal."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+_MLX_PIN = "0.32.4"
+
+try:
+    import mlx.core as _mx
+except ImportError as error:
+    raise ImportError(
+        f"mlxcel_ext needs MLX {_MLX_PIN} with a backend: pip install 'mlx[cpu]=={_MLX_PIN}' "
+        f"(or mlx[cuda13], or mlx on a Mac). The import of mlx.core failed: {error}"
+    ) from error
+
+if _mx.__version__.split("+")[0] != _MLX_PIN:
+    raise ImportError(
+        f"mlxcel_ext {__version__} was built for MLX {_MLX_PIN}, but {_mx.__version__} is installed. "
+        f"libmlx promises no ABI between releases: pip install 'mlx=={_MLX_PIN}'"
+    )
+
+from . import _backends, env  # noqa: E402
+from ._backends import backends  # noqa: E402
+from ._ext import num_threads, set_num_threads  # noqa: E402
+from .ops import add_rms_norm  # noqa: E402
+
+env.check_switches()
+_backends.load()
+
+__all__ = ["__version__", "add_rms_norm", "backends", "num_threads", "set_num_threads"]

@@ -1,0 +1,46 @@
+"""The one place that reads MLXCEL_ environment variables (the C++ side reads MLXCEL_CPU_ISA alone)."""
+
+from __future__ import annotations
+
+import os
+
+_TRUE = frozenset({"1", "true", "on", "yes"})
+_FALSE = frozenset({"0", "false", "off", "no"})
+
+#: Kill switches and their defaults; docs/architecture.md says what each turns off.
+SWITCHES: dict[str, bool] = {
+    "MLXCEL_PAGED_ATTENTION_V2": True,
+    "MLXCEL_SAMPLING_GUMBEL": True,
+    "MLXCEL_SAMPLING_REJECTION": True,
+    "MLXCEL_FUSED_ADD_RMSNORM": True,
+    "MLXCEL_FUSED_ROPE_APPEND": True,
+}
+
+
+def flag(name: str, default: bool) -> bool:
+    """Value of a boolean variable. A malformed value is a ValueError, never a silent default."""
+    raw = os.environ.get(name)
+    if raw is None or raw == "":
+        return default
+    value = raw.strip().lower()
+    if value in _TRUE:
+        return True
+    if value in _FALSE:
+        return False
+    raise ValueError(f"{name} must be one of 1, true, on, yes, 0, false, off, no; got {raw!r}.")
+
+
+def switch(name: str) -> bool:
+    """Value of a kill switch from SWITCHES."""
+    return flag(name, SWITCHES[name])
+
+
+def check_switches() -> dict[str, bool]:
+    """Every switch with its value; raises ValueError on the first malformed one. Called at start."""
+    return {name: switch(name) for name in SWITCHES}
+
+
+def text(name: str, default: str | None = None) -> str | None:
+    """Value of a text variable."""
+    raw = os.environ.get(name)
+    return default if raw is None or raw == "" else raw

@@ -1,0 +1,33 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import zlib
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
+
+
+def devices() -> list[str]:
+    """Devices that the op tests run on: the CPU, and the GPU where MLX has one."""
+    return ["cpu", "gpu"] if mx.cuda.is_available() or mx.metal.is_available() else ["cpu"]
+
+
+@pytest.fixture(params=devices())
+def stream(request: pytest.FixtureRequest) -> mx.Device:
+    """Each device in turn. A GPU whose kernels were not built fails the test: nothing is skipped."""
+    return mx.cpu if request.param == "cpu" else mx.gpu
+
+
+@pytest.fixture(params=DTYPES)
+def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
+    return DTYPES[request.param]
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """A generator whose seed is the test's id."""
+    return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
