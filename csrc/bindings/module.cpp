@@ -17,4 +17,5 @@ NB_MODULE(_ext, m) {
   mlxcel::bind_runtime(m);
   mlxcel::bind_norm(m);
   mlxcel::bind_kvcache(m);
+  mlxcel::bind_sampling(m);
 }

@@ -2,5 +2,6 @@
 
 from .kvcache import rope_append
 from .norm import add_rms_norm
+from .sampling import SampleResult, SamplingBatch, sample
 
-__all__ = ["add_rms_norm", "rope_append"]
+__all__ = ["SampleResult", "SamplingBatch", "add_rms_norm", "rope_append", "sample"]
