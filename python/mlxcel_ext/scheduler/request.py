@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 
 class State(Enum):
@@ -30,13 +32,17 @@ class Request:
     priority: int = 0
     cache_salt: str | None = None
     use_prefix_cache: bool = True
+    #: What the engine knows about it; the scheduler never looks.
+    job: Any = None
 
     num_prompt_tokens: int = field(init=False)
     state: State = State.WAITING
-    pages: list[int] = field(default_factory=list)
+    pages: array[int] = field(default_factory=lambda: array("i"))
     num_scheduled: int = 0
     num_unread: int = 0
     prefilling: bool = True
+    #: Its place among the running requests, 0 .. max_num_seqs-1; -1 while it does not run.
+    slot: int = -1
     #: Tokens adopted from the prefix cache when it was first admitted; None before that.
     num_cached_tokens: int | None = None
     num_preemptions: int = 0

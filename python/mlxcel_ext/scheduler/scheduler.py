@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import insort
 from dataclasses import dataclass, field
 
@@ -16,17 +17,19 @@ from .request import Request, State
 class ScheduledRow:
     """Tokens ``start .. start+count`` of one request in a step.
 
-    pages is the request's page row once those tokens are written. sample: a token is drawn from the last
-    of them, the draw_index-th of the request.
+    pages    the request's page row once those tokens are written
+    sample   a token is drawn from the last of them, the draw_index-th of the request
+    admitted the first row since the request's (last) admission
     """
 
     request: Request
     start: int
     count: int
-    pages: tuple[int, ...]
+    pages: array[int]
     sample: bool
     draw_index: int
     prefill: bool
+    admitted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # sorted by queue_key
         self.stats = SchedulerStats()
+        self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._since_grant = 0
         self._decode_waited = False
         # allocator.releases when the first waiting request last found too few pages.
@@ -115,20 +119,26 @@ class Scheduler:
         insort(self.waiting, request, key=lambda r: r.queue_key)
         self._blocked_at = -1
 
+    def forget(self, plan: StepPlan) -> None:
+        """A plan failed: nothing will be read from it. Its requests have to be requeued or finished."""
+        for row in plan.rows:
+            if row.sample:
+                row.request.num_unread -= 1
+
     def append(self, request: Request, token: int) -> None:
         """Report the oldest unread token of a request."""
         request.tokens.append(token)
         request.num_unread -= 1
 
-    def finish(self, request: Request) -> None:
-        """Take a request out, whatever it is doing; its pages go to the prefix cache or become free."""
+    def finish(self, request: Request, *, keep: bool = True) -> None:
+        """Take a request out, whatever it is doing; its pages become free, or cached where keep is set."""
         if request.state is State.RUNNING:
             self.running.remove(request)
         elif request.state is State.WAITING:
             self.waiting.remove(request)
             self._blocked_at = -1
         request.state = State.FINISHED
-        self._release(request, keep=True)
+        self._release(request, keep=keep)
 
     def requeue(self, request: Request, *, keep: bool) -> None:
         """Take the pages of a running request away: it recomputes them when it is admitted again.
@@ -148,8 +158,11 @@ class Scheduler:
             replaced = self.tree.insert(written, request.pages, request.cache_salt, with_tail=True)
         for page in (*request.pages, *replaced):
             self.allocator.release(page)
-        request.pages = []
+        request.pages = array("i")
         request.num_scheduled = 0
+        if request.slot >= 0:
+            self._slots.append(request.slot)
+            request.slot = -1
         if self.tree is not None:
             self.tree.trim()
 
@@ -290,13 +303,13 @@ class Scheduler:
             left -= self._add_chunk(plan, request, left)
         return left
 
-    def _add_chunk(self, plan: StepPlan, request: Request, most: int) -> int:
+    def _add_chunk(self, plan: StepPlan, request: Request, most: int, *, admitted: bool = False) -> int:
         start = request.num_scheduled
         count = min(most, len(request.tokens) - start)
         request.num_scheduled = start + count
         last = request.num_scheduled == len(request.tokens)
         request.prefilling = not last
-        plan.rows.append(self._row(request, start, count, sample=last, prefill=True))
+        plan.rows.append(self._row(request, start, count, sample=last, prefill=True, admitted=admitted))
         if self.tree is not None and request.use_prefix_cache:
             # Steps run in order, and a layer writes all rows' KV before any row reads it: whoever is planned
             # after this row may adopt its pages, in this very step too.
@@ -304,10 +317,12 @@ class Scheduler:
             self._to_release += self.tree.insert(written, request.pages, request.cache_salt)
         return count
 
-    def _row(self, request: Request, start: int, count: int, *, sample: bool, prefill: bool) -> ScheduledRow:
-        pages = tuple(request.pages[: self.pages_for(start + count)])
+    def _row(
+        self, request: Request, start: int, count: int, *, sample: bool, prefill: bool, admitted: bool = False
+    ) -> ScheduledRow:
+        pages = request.pages[: self.pages_for(start + count)]
         draw_index = request.num_total_tokens - request.num_prompt_tokens
-        return ScheduledRow(request, start, count, pages, sample, draw_index, prefill)
+        return ScheduledRow(request, start, count, pages, sample, draw_index, prefill, admitted)
 
     # -- admission ---------------------------------------------------------------------------------------
 
@@ -353,7 +368,8 @@ class Scheduler:
         self.waiting.remove(request)
         self.running.append(request)
         request.state = State.RUNNING
-        request.pages = [*match.pages, *pages]
+        request.pages = array("i", [*match.pages, *pages])
+        request.slot = self._slots.pop()
         request.num_scheduled = match.num_tokens
         if request.num_cached_tokens is None:
             request.num_cached_tokens = match.num_tokens
@@ -362,7 +378,7 @@ class Scheduler:
                 self.stats.prefix_hits += match.num_tokens > 0
                 self.stats.prefix_query_tokens += len(request.tokens)
                 self.stats.prefix_hit_tokens += match.num_tokens
-        return self._add_chunk(plan, request, most)
+        return self._add_chunk(plan, request, most, admitted=True)
 
     def _adopt(self, request: Request, match: PrefixMatch) -> list[int] | None:
         """Retain the matched pages and take the others that the known tokens need, or nothing at all."""
@@ -395,6 +411,8 @@ class Scheduler:
         for r in self.running:
             assert r.num_scheduled <= len(r.pages) * self.page_size
             assert r.num_scheduled <= r.num_total_tokens
+        slots = [r.slot for r in self.running]
+        assert sorted(slots + self._slots) == list(range(self.max_num_seqs)), "two requests share a slot"
 
 
 def _preemption_key(request: Request) -> tuple[int, int, int, int]:
