@@ -23,7 +23,22 @@ if _mx.__version__.split("+")[0] != _MLX_PIN:
 from . import _backends, env  # noqa: E402
 from ._backends import backends  # noqa: E402
 from ._ext import num_threads, set_num_threads  # noqa: E402
-from .ops import SampleResult, SamplingBatch, add_rms_norm, rope_append, sample  # noqa: E402
+from .ops import (  # noqa: E402
+    SampleResult,
+    SamplingBatch,
+    TokenLogprobs,
+    add_rms_norm,
+    chain_speculative_sample,
+    count_tokens,
+    edit_logits,
+    min_p_renorm,
+    rope_append,
+    sample,
+    token_logprobs,
+    top_k_mask,
+    top_k_renorm,
+    top_p_renorm,
+)
 
 env.check_switches()
 _backends.load()
@@ -31,11 +46,20 @@ _backends.load()
 __all__ = [
     "SampleResult",
     "SamplingBatch",
+    "TokenLogprobs",
     "__version__",
     "add_rms_norm",
     "backends",
+    "chain_speculative_sample",
+    "count_tokens",
+    "edit_logits",
+    "min_p_renorm",
     "num_threads",
     "rope_append",
     "sample",
     "set_num_threads",
+    "token_logprobs",
+    "top_k_mask",
+    "top_k_renorm",
+    "top_p_renorm",
 ]
