@@ -84,6 +84,9 @@ const GpuBackend* gpu_backend();
 /// reason.
 void load_gpu_backend(const std::string& path);
 
+/// Puts a linked-in backend's table in use.
+void use_gpu_backend(const GpuBackend* backend);
+
 /// Why there is no GPU backend; what eval_gpu says when an op is not there.
 void set_gpu_backend_missing(const std::string& reason);
 
