@@ -35,6 +35,19 @@ class RunnableModel(Protocol):
     def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: Any) -> mx.array: ...
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """Prompt tokens ``first .. first+count`` of a request, predicted by the tokens before them."""
+
+    request: Request
+    first: int
+    count: int
+
+    @property
+    def targets(self) -> list[int]:
+        return self.request.tokens[self.first : self.first + self.count]
+
+
 @dataclass(slots=True)
 class Step:
     """A submitted step. Its arrays live on the device until read() asks for them."""
@@ -48,8 +61,7 @@ class Step:
     ids: mx.array | None = None
     valid: mx.array | None = None
     logprobs: Logprobs | None = None
-    #: (row, logprobs of the prompt tokens start+1 .. start+count that the row predicts)
-    prompt_logprobs: list[tuple[ScheduledRow, Logprobs]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[ScoredTokens, Logprobs]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +71,7 @@ class StepResult:
     token_ids: list[int]
     valid: list[bool]
     logprobs: list[TokenLogprob | None]
-    prompt_logprobs: list[tuple[ScheduledRow, list[TokenLogprob]]]
+    prompt_logprobs: list[tuple[ScoredTokens, list[TokenLogprob]]]
 
 
 class Runner:
@@ -149,10 +161,10 @@ class Runner:
             wanted = [row.request.job.params.logprobs for row in step.sampled]
             logprobs = _token_logprobs(token_ids, step.logprobs, wanted)
         prompts = []
-        for row, scores in step.prompt_logprobs:
-            targets = row.request.tokens[row.start + 1 : row.start + 1 + scores.logprob.size]
-            wanted = [row.request.job.params.prompt_logprobs] * len(targets)
-            prompts.append((row, [s for s in _token_logprobs(targets, scores, wanted) if s is not None]))
+        for scored, scores in step.prompt_logprobs:
+            wanted = [scored.request.job.params.prompt_logprobs] * scored.count
+            found = _token_logprobs(scored.targets, scores, wanted)
+            prompts.append((scored, [s for s in found if s is not None]))
         return StepResult(token_ids, valid, logprobs, prompts)
 
     # -- inputs ------------------------------------------------------------------------------------------
@@ -188,7 +200,7 @@ class Runner:
         both = mx.concatenate([previous.ids, mx.array(np.array(host, np.int32))])
         return both[mx.array(np.array(places, np.int32))]
 
-    def _batch(self, plan: StepPlan) -> tuple[AttentionBatch, list[tuple[ScheduledRow, int]]]:
+    def _batch(self, plan: StepPlan) -> tuple[AttentionBatch, list[ScoredTokens]]:
         rows = plan.rows
         page_size = self._kv.page_size
         ends = np.fromiter((row.start + row.count for row in rows), np.int32, len(rows))
@@ -214,39 +226,34 @@ class Runner:
 
     def _logit_rows(
         self, rows: list[ScheduledRow], counts: Int32
-    ) -> tuple[mx.array | None, list[tuple[ScheduledRow, int]]]:
-        """Rows whose logits are wanted: of sampled tokens, then of prompt tokens to be scored.
-
-        Returns None for all of them in order, and the scored rows with their numbers of logits.
-        """
+    ) -> tuple[mx.array | None, list[ScoredTokens]]:
+        """Packed tokens whose logits are wanted, None for all: of sampled rows, then of the scored ones."""
         last = np.cumsum(counts) - 1
         wanted = [int(last[i]) for i, row in enumerate(rows) if row.sample]
-        scored: list[tuple[ScheduledRow, int]] = []
+        scored: list[ScoredTokens] = []
         for i, row in enumerate(rows):
             job = row.request.job
             if row.prefill and job.params.prompt_logprobs is not None:
-                # A token predicts its successor; those of the prompt are scored once, not after a preemption.
-                count = min(row.start + row.count, row.request.num_prompt_tokens - 1) - row.start
-                if count > 0 and row.start >= job.num_scored:
-                    first = int(last[i]) - row.count + 1
-                    wanted += range(first, first + count)
-                    scored.append((row, count))
-                    job.num_scored = row.start + count
-        if not scored and len(wanted) == len(rows) == int(last[-1]) + 1:
+                # The prompt is scored once, not again after a preemption.
+                first = max(row.start + 1, job.num_scored)
+                count = min(row.start + row.count + 1, row.request.num_prompt_tokens) - first
+                if count > 0:
+                    at = int(last[i]) - row.count + first - row.start
+                    wanted += range(at, at + count)
+                    scored.append(ScoredTokens(row.request, first, count))
+                    job.num_scored = first + count
+        if not scored and len(wanted) == int(last[-1]) + 1:
             return None, scored
         return mx.array(np.array(wanted, np.int32)), scored
 
-    def _score_prompts(self, step: Step, logits: mx.array, scored: Sequence[tuple[ScheduledRow, int]]) -> None:
+    def _score_prompts(self, step: Step, logits: mx.array, scored: Sequence[ScoredTokens]) -> None:
         at = len(step.sampled)
-        for row, count in scored:
-            targets = row.request.tokens[row.start + 1 : row.start + 1 + count]
-            scores = self._sampler.logprobs(
-                logits[at : at + count],
-                mx.array(np.array(targets, np.int32)),
-                row.request.job.params.prompt_logprobs,
-            )
-            step.prompt_logprobs.append((row, scores))
-            at += count
+        for tokens in scored:
+            targets = mx.array(np.array(tokens.targets, np.int32))
+            num_top = tokens.request.job.params.prompt_logprobs
+            scores = self._sampler.logprobs(logits[at : at + tokens.count], targets, num_top)
+            step.prompt_logprobs.append((tokens, scores))
+            at += tokens.count
 
     def _plan_attention(self, table: PageTable, qo_indptr: Int32 | None) -> AttentionPlan:
         plan = self._attention_plan
