@@ -6,5 +6,6 @@ namespace mlxcel {
 
 void bind_runtime(nanobind::module_& m);
 void bind_norm(nanobind::module_& m);
+void bind_kvcache(nanobind::module_& m);
 
 }  // namespace mlxcel

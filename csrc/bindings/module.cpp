@@ -16,4 +16,5 @@ NB_MODULE(_ext, m) {
   m.attr("MLX_BUILD_VERSION") = MLX_VERSION_NUMERIC;
   mlxcel::bind_runtime(m);
   mlxcel::bind_norm(m);
+  mlxcel::bind_kvcache(m);
 }
