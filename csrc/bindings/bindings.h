@@ -5,6 +5,7 @@
 namespace mlxcel {
 
 void bind_runtime(nanobind::module_& m);
+void bind_linear(nanobind::module_& m);
 void bind_norm(nanobind::module_& m);
 void bind_kvcache(nanobind::module_& m);
 
