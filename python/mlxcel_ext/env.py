@@ -54,3 +54,8 @@ def cache_dir() -> pathlib.Path:
         return pathlib.Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "mlxcel-ext"
+
+
+def of_child(**variables: str) -> dict[str, str]:
+    """The environment for a subprocess, with a few variables set."""
+    return os.environ | variables

@@ -102,7 +102,9 @@ class ChatTemplate:
         except _Refused as error:
             raise ValueError(f"[chat_template] the template refuses the messages: {error}") from None
         except Exception as error:  # a template may raise whatever Python raises
-            raise ValueError(f"[chat_template] the template failed: {type(error).__name__}: {error}") from error
+            raise ValueError(
+                f"[chat_template] the template failed: {type(error).__name__}: {error}"
+            ) from error
 
 
 class _Refused(Exception):
@@ -142,7 +144,9 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON: Jinja's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _environment() -> jinja2.Environment:

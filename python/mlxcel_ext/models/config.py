@@ -60,7 +60,9 @@ class Fields:
     def integer(self, name: str, default: int | None = None, *, low: int = 1) -> int:
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise ValueError(f"[load] {self._where(name)} must be an integer of at least {low}, got {value!r}.")
+            raise ValueError(
+                f"[load] {self._where(name)} must be an integer of at least {low}, got {value!r}."
+            )
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -164,7 +166,9 @@ def from_folder(folder: pathlib.Path, families: Mapping[str, Any]) -> ModelConfi
         rope_theta=float(theta),
         rotary_dim=int(head_dim * float(rope.get("partial_rotary_factor") or 1.0)),
         rope_scaling={k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor")},
-        tie_word_embeddings=None if f.get("tie_word_embeddings") is None else f.boolean("tie_word_embeddings", False),
+        tie_word_embeddings=None
+        if f.get("tie_word_embeddings") is None
+        else f.boolean("tie_word_embeddings", False),
         qkv_bias=family.qkv_bias or bias,
         output_bias=bias and not family.qkv_bias,
         mlp_bias=f.boolean("mlp_bias", False),
@@ -197,7 +201,9 @@ def _windows(f: Fields, layers: int, by_default: bool) -> tuple[int, ...]:
         raise ValueError(f"[load] {f.source}: layer_types must list {layers} layers, got {kinds!r}.")
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     if unknown:
-        raise ValueError(f"[load] {f.source}: layer_types has {sorted(map(str, unknown))}, which is not supported.")
+        raise ValueError(
+            f"[load] {f.source}: layer_types has {sorted(map(str, unknown))}, which is not supported."
+        )
     return tuple(window if kind == "sliding_attention" else -1 for kind in kinds)
 
 
@@ -252,7 +258,9 @@ def from_gguf(metadata: Mapping[str, Any], source: str, architectures: Mapping[s
     heads, hidden = f.integer("attention.head_count"), f.integer("embedding_length")
     kv_heads = f.integer("attention.head_count_kv", heads)
     if heads % kv_heads:
-        raise ValueError(f"[load] {source}: {arch}.attention.head_count ({heads}) must be a multiple of {kv_heads}.")
+        raise ValueError(
+            f"[load] {source}: {arch}.attention.head_count ({heads}) must be a multiple of {kv_heads}."
+        )
     if f.get("expert_count"):
         raise ValueError(f"[load] {source}: {arch}.expert_count: mixtures of experts are not supported.")
     layers = f.integer("block_count")

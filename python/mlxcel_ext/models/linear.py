@@ -80,7 +80,9 @@ class Linear:
             )
         first = layers[0]
         weight, scales, biases, bias = (
-            None if getattr(first, name) is None else mx.concatenate([getattr(layer, name) for layer in layers])
+            None
+            if getattr(first, name) is None
+            else mx.concatenate([getattr(layer, name) for layer in layers])
             for name in ("weight", "scales", "biases", "bias")
         )
         return Linear(weight, scales, biases, bias, first.group_size, first.bits, first.mode)

@@ -14,7 +14,9 @@ from .config import ModelConfig
 Frequencies = npt.NDArray[np.float64]
 
 
-def inverse_frequencies(config: ModelConfig, divisors: npt.ArrayLike | None = None) -> tuple[Frequencies, float]:
+def inverse_frequencies(
+    config: ModelConfig, divisors: npt.ArrayLike | None = None
+) -> tuple[Frequencies, float]:
     """Angle per position of each rotary pair, and the factor on cos and sin (1 but for yarn).
 
     Parameters
@@ -63,7 +65,11 @@ def _yarn(base: Frequencies, config: ModelConfig, scaling: Mapping[str, Any]) ->
     pairs = len(base)
 
     def index_of(turns: float) -> float:
-        return config.rotary_dim * math.log(context / (turns * 2.0 * math.pi)) / (2.0 * math.log(config.rope_theta))
+        return (
+            config.rotary_dim
+            * math.log(context / (turns * 2.0 * math.pi))
+            / (2.0 * math.log(config.rope_theta))
+        )
 
     low = max(math.floor(index_of(float(scaling.get("beta_fast", 32)))), 0)
     high = min(math.ceil(index_of(float(scaling.get("beta_slow", 1)))), config.rotary_dim - 1)

@@ -41,14 +41,16 @@ class SafetensorsFolder:
             return Weight(self._arrays[name])
         rule = self._quantization.of(module) if self._quantization else None
         if rule is None:
-            raise ValueError(f"[load] {self.path}: {name} has scales, but config.json does not say that it is quantized.")
+            raise ValueError(
+                f"[load] {self.path}: {name} has scales, but config.json does not say that it is quantized."
+            )
         return Weight(
             self._arrays[name],
             scales,
             self._arrays.get(f"{module}.biases"),
-            bits=rule.bits,
-            group_size=rule.group_size,
-            mode=rule.mode,
+            rule.group_size,
+            rule.bits,
+            rule.mode,
         )
 
     def _is_part(self, name: str) -> bool:
@@ -61,7 +63,9 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     if not index.is_file():
         found = sorted(folder.glob("*.safetensors"))
         if not found:
-            raise ValueError(f"[load] {folder} holds no .safetensors files (other weight formats are not supported).")
+            raise ValueError(
+                f"[load] {folder} holds no .safetensors files (other weight formats are not supported)."
+            )
         return found
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict):
@@ -82,7 +86,9 @@ def _check_size(path: pathlib.Path) -> None:
             if length > size - 8:
                 raise ValueError("the header is longer than the file")
             header = json.loads(file.read(length))
-        end = max((info["data_offsets"][1] for name, info in header.items() if name != "__metadata__"), default=0)
+        end = max(
+            (info["data_offsets"][1] for name, info in header.items() if name != "__metadata__"), default=0
+        )
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"[load] {path}: not a safetensors file, or a truncated one: {error}.") from None
     if 8 + length + end > size:

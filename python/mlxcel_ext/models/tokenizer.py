@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
+import tokenizers.decoders
 
 from . import gguf_tokenizer
 from .config import read_json
@@ -31,7 +32,10 @@ class Tokenizer:
     """
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, special_tokens: Mapping[str, str], eos_token_ids: Iterable[int] = ()
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str],
+        eos_token_ids: Iterable[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self.special_tokens = dict(special_tokens)
@@ -128,8 +132,8 @@ class DecodeStream:
         self._skip_special = skip_special_tokens
         self._utf8 = _UTF8("replace")
         self._at_start = tokenizer._strips_first_space
-        self._ids: list[int] = []  # only where the bytes of tokens are not known
-        self._text = ""
+        # Where the bytes of tokens are not known.
+        self._by_text = tokenizers.decoders.DecodeStream(skip_special_tokens=skip_special_tokens)
 
     def step(self, token_id: int) -> str | None:
         """Text that this token completes, or None where there is none yet."""
@@ -137,7 +141,7 @@ class DecodeStream:
         if self._skip_special and token_id in tokenizer._special_ids:
             return None
         if tokenizer._bytes is None:
-            return self._step_by_text(token_id)
+            return self._by_text.step(tokenizer.backend, token_id)
         text = self._utf8.decode(tokenizer._bytes.get(token_id, b""))
         if self._at_start and text:
             self._at_start = False
@@ -146,19 +150,7 @@ class DecodeStream:
 
     def flush(self) -> str:
         """What is left when the sequence ends: U+FFFD for an incomplete character, or nothing."""
-        if self._tokenizer._bytes is not None:
-            return self._utf8.decode(b"", final=True)
-        rest = self._tokenizer.decode(self._ids, self._skip_special)[len(self._text) :]
-        self._text += rest
-        return rest
-
-    def _step_by_text(self, token_id: int) -> str | None:
-        self._ids.append(token_id)
-        text = self._tokenizer.decode(self._ids, self._skip_special)
-        if text.endswith("\ufffd") or len(text) <= len(self._text):
-            return None
-        out, self._text = text[len(self._text) :], text
-        return out
+        return self._utf8.decode(b"", final=True)
 
 
 def _byte_table(tokenizer: tokenizers.Tokenizer) -> dict[int, bytes] | None:
