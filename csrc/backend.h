@@ -9,6 +9,7 @@
 #include "params/merge_states.h"
 #include "params/paged_attention.h"
 #include "params/rope_append.h"
+#include "params/sample.h"
 
 namespace mlxcel {
 
@@ -48,6 +49,9 @@ struct GpuBackend {
   /// k_pages, v_pages, where the pools are the inputs' buffers (outputs take them by
   /// copy_shared_buffer)
   Launcher<RopeAppendParams> rope_append = nullptr;
+
+  /// logits [B, V], rows [B, 8] u32 -> ids [B] i32, valid [B] bool, rounds [B] i32
+  Launcher<SampleParams> sample = nullptr;
 };
 
 /// The table in use, or nullptr.

@@ -18,4 +18,5 @@ NB_MODULE(_ext, m) {
   mlxcel::bind_linear(m);
   mlxcel::bind_norm(m);
   mlxcel::bind_kvcache(m);
+  mlxcel::bind_sampling(m);
 }

@@ -23,19 +23,16 @@ if _mx.__version__.split("+")[0] != _MLX_PIN:
 from . import _backends, env  # noqa: E402
 from ._backends import backends  # noqa: E402
 from ._ext import num_threads, set_num_threads  # noqa: E402
-from .ops import add_rms_norm, linear, quantized_linear, rope_append, swiglu  # noqa: E402
+from .ops import *  # noqa: E402, F403
+from .ops import __all__ as _ops  # noqa: E402
 
 env.check_switches()
 _backends.load()
 
 __all__ = [
     "__version__",
-    "add_rms_norm",
     "backends",
-    "linear",
     "num_threads",
-    "quantized_linear",
-    "rope_append",
     "set_num_threads",
-    "swiglu",
+    *_ops,
 ]
