@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from .grammar import Grammar
 from .outputs import FinishReason, RequestOutput, RequestTimes, TokenLogprob
+from .runner import sampler_key
 from .sampler import RowSampling
 from .sampling_params import SamplingParams
 from .scheduler.request import Request
@@ -39,14 +40,8 @@ class Job:
         """How to draw the token of a row; the grammar's state must be up to date."""
         below = row.draw_index < self.params.min_tokens
         mask = self.grammar.mask() if self.grammar is not None and not self.grammar.finished else None
-        return RowSampling(
-            self.params,
-            self.seed,
-            row.draw_index,
-            self.request.slot,
-            tuple(self.stop_ids) if below else (),
-            mask,
-        )
+        banned = tuple(self.stop_ids) if below else ()
+        return RowSampling(sampler_key(self.request), row.draw_index, mask, banned)
 
     def accept(self, token: int, logprob: TokenLogprob | None) -> RequestOutput:
         """Take a token that the scheduler knows already; returns what to send, finished if it is the last."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from .models.batch import AttentionBatch
-from .ops import AttentionPlan, PageTable, plan_attention
+from .ops import AttentionPlan, PageTable, plan_attention, token_logprobs
 from .outcomes import Outcomes
 from .outputs import TokenLogprob
-from .sampler import Logprobs, RowSampling, Sampler
+from .sampler import RowSampling, Sampler
 from .scheduler.request import Request
 from .scheduler.scheduler import ScheduledRow, StepPlan
 
@@ -33,6 +32,15 @@ class RunnableModel(Protocol):
     config: ModelConfig
 
     def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: Any) -> mx.array: ...
+
+
+class Logprobs(NamedTuple):
+    """Device arrays of N tokens: logprob and rank [N], top_ids and top_logprobs [N, K], best first."""
+
+    logprob: mx.array
+    rank: mx.array
+    top_ids: mx.array
+    top_logprobs: mx.array
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +152,12 @@ class Runner:
     def _draw(self, step: Step, logits: mx.array) -> None:
         arrays = [a for _, scores in step.prompt_logprobs for a in scores]
         if step.sampled:
-            result = self._sampler(logits, [self._sampling(row) for row in step.sampled])
-            step.ids, step.valid, step.logprobs = result
-            arrays += [step.ids, step.valid, *(step.logprobs or ()), *self._sampler.arrays]
+            drawn = self._sampler(logits, [self._sampling(row) for row in step.sampled])
+            step.ids, step.valid = drawn.ids, drawn.valid
+            arrays += [step.ids, step.valid]
+            if drawn.logprobs is not None:
+                step.logprobs = Logprobs(drawn.logprobs, drawn.ranks, drawn.top_ids, drawn.top_logprobs)
+                arrays += step.logprobs
         mx.async_eval(*arrays, *self._kv.arrays)
 
     def read(self, step: Step) -> StepResult:
@@ -171,8 +182,12 @@ class Runner:
 
     def _begin(self, request: Request) -> None:
         split = request.num_prompt_tokens
-        tokens = request.tokens
-        self._sampler.begin(request.slot, request.job.params, tokens[:split], tokens[split:])
+        tokens, job = request.tokens, request.job
+        # Slots are unique among running requests; a preempted one gives its own up.
+        self._sampler.remove(sampler_key(request))
+        self._sampler.add(
+            sampler_key(request), job.params, job.seed, prompt_ids=tokens[:split], output_ids=tokens[split:]
+        )
 
     def _tokens(self, plan: StepPlan, previous: Step | None) -> mx.array:
         """int32 [nnz]: tokens the host knows, and for the others the previous step's, still on the device."""
@@ -251,8 +266,8 @@ class Runner:
         for tokens in scored:
             targets = mx.array(np.array(tokens.targets, np.int32))
             num_top = tokens.request.job.params.prompt_logprobs
-            scores = self._sampler.logprobs(logits[at : at + tokens.count], targets, num_top)
-            step.prompt_logprobs.append((tokens, scores))
+            scores = token_logprobs(logits[at : at + tokens.count], targets, num_top)
+            step.prompt_logprobs.append((tokens, Logprobs(*scores)))
             at += tokens.count
 
     def _plan_attention(self, table: PageTable, qo_indptr: Int32 | None) -> AttentionPlan:
@@ -274,6 +289,11 @@ class Runner:
     @property
     def _num_layers(self) -> int:
         return self._model.config.num_layers
+
+
+def sampler_key(request: Request) -> str:
+    """The name under which a running request is known to the sampler."""
+    return str(request.slot)
 
 
 def _token_logprobs(

@@ -34,6 +34,7 @@ class KVPool:
         self.k_pages: list[mx.array] = []
         self.v_pages: list[mx.array] = []
         self._no_rotation = mx.zeros((0,), mx.float32)
+        mx.eval(self._no_rotation)  # arrays that another thread uses must not be lazy
         self.reset()
 
     @staticmethod
