@@ -122,7 +122,9 @@ def _grammar_text(spec: GrammarSpec) -> str:
     if spec.kind == "regex":
         return matcher.grammar_from_regex(str(spec.value))
     if spec.kind == "choice":
-        return matcher.grammar_from_lark("start: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in spec.value))
+        return matcher.grammar_from_lark(
+            "start: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in spec.value)
+        )
     return matcher.grammar_from_lark(str(spec.value))
 
 

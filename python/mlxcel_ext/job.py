@@ -33,18 +33,27 @@ class Job:
     scheduled: float | None = None
     first_token: float | None = None
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])
+    #: What went wrong with it while a step was built; told when the step is read.
+    failure: Exception | None = None
     #: Prompt tokens whose logprobs are computed or under way; the first has none.
     num_scored: int = 1
 
     def sampling(self, row: ScheduledRow) -> RowSampling:
         """How to draw the token of a row; the grammar's state must be up to date."""
         below = row.draw_index < self.params.min_tokens
-        mask = self.grammar.mask() if self.grammar is not None and not self.grammar.finished else None
+        mask = None
+        if self.grammar is not None and not self.grammar.finished:
+            try:
+                mask = self.grammar.mask()
+            except Exception as error:
+                self.failure = error
         banned = tuple(self.stop_ids) if below else ()
-        return RowSampling(sampler_key(self.request), row.draw_index, mask, banned)
+        return RowSampling(sampler_key(row.slot), row.draw_index, mask, banned)
 
     def accept(self, token: int, logprob: TokenLogprob | None) -> RequestOutput:
         """Take a token that the scheduler knows already; returns what to send, finished if it is the last."""
+        if self.failure is not None:
+            raise self.failure
         if self.first_token is None:
             self.first_token = time.monotonic()
         request, params = self.request, self.params

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from .models.batch import AttentionBatch
-from .ops import AttentionPlan, PageTable, plan_attention, token_logprobs
+from .ops import AttentionPlan, PageTable, TokenLogprobs, plan_attention, token_logprobs
 from .outcomes import Outcomes
 from .outputs import TokenLogprob
 from .sampler import RowSampling, Sampler
@@ -30,17 +30,9 @@ class RunnableModel(Protocol):
     """What the runner needs of a model."""
 
     config: ModelConfig
+    dtype: mx.Dtype
 
     def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: Any) -> mx.array: ...
-
-
-class Logprobs(NamedTuple):
-    """Device arrays of N tokens: logprob and rank [N], top_ids and top_logprobs [N, K], best first."""
-
-    logprob: mx.array
-    rank: mx.array
-    top_ids: mx.array
-    top_logprobs: mx.array
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +60,8 @@ class Step:
     logits: mx.array | None = None
     ids: mx.array | None = None
     valid: mx.array | None = None
-    logprobs: Logprobs | None = None
-    prompt_logprobs: list[tuple[ScoredTokens, Logprobs]] = field(default_factory=list)
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[tuple[ScoredTokens, TokenLogprobs]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +148,7 @@ class Runner:
             step.ids, step.valid = drawn.ids, drawn.valid
             arrays += [step.ids, step.valid]
             if drawn.logprobs is not None:
-                step.logprobs = Logprobs(drawn.logprobs, drawn.ranks, drawn.top_ids, drawn.top_logprobs)
+                step.logprobs = TokenLogprobs(drawn.logprobs, drawn.ranks, drawn.top_ids, drawn.top_logprobs)
                 arrays += step.logprobs
         mx.async_eval(*arrays, *self._kv.arrays)
 
@@ -178,15 +170,29 @@ class Runner:
             prompts.append((scored, [s for s in found if s is not None]))
         return StepResult(token_ids, valid, logprobs, prompts)
 
+    def probe(self, page: int) -> None:
+        """Run one token through the model and wait; raises what the device raises. Overwrites the page."""
+        table = PageTable.from_pages([[page]], [1], self._kv.page_size)
+        zero = mx.zeros((1,), mx.int32)
+        handles = self._kv.handles()
+        try:
+            logits = self._model(
+                zero, AttentionBatch(zero, table, None, self._make_plan(table, None)), self._kv
+            )
+            mx.eval(logits, self._kv.arrays)
+        except BaseException:
+            self._kv.restore(handles)
+            raise
+
     # -- inputs ------------------------------------------------------------------------------------------
 
     def _begin(self, request: Request) -> None:
         split = request.num_prompt_tokens
         tokens, job = request.tokens, request.job
         # Slots are unique among running requests; a preempted one gives its own up.
-        self._sampler.remove(sampler_key(request))
+        self._sampler.remove(sampler_key(request.slot))
         self._sampler.add(
-            sampler_key(request), job.params, job.seed, prompt_ids=tokens[:split], output_ids=tokens[split:]
+            sampler_key(request.slot), job.params, job.seed, prompt_ids=tokens[:split], output_ids=tokens[split:]
         )
 
     def _tokens(self, plan: StepPlan, previous: Step | None) -> mx.array:
@@ -267,7 +273,7 @@ class Runner:
             targets = mx.array(np.array(tokens.targets, np.int32))
             num_top = tokens.request.job.params.prompt_logprobs
             scores = token_logprobs(logits[at : at + tokens.count], targets, num_top)
-            step.prompt_logprobs.append((tokens, Logprobs(*scores)))
+            step.prompt_logprobs.append((tokens, scores))
             at += tokens.count
 
     def _plan_attention(self, table: PageTable, qo_indptr: Int32 | None) -> AttentionPlan:
@@ -276,30 +282,33 @@ class Runner:
             self._outcomes.count("mlxcel_attention_plans_total", "reused")
             return plan
         self._outcomes.count("mlxcel_attention_plans_total", "made")
+        self._attention_plan = self._make_plan(table, qo_indptr)
+        return self._attention_plan
+
+    def _make_plan(self, table: PageTable, qo_indptr: Int32 | None) -> AttentionPlan:
         config = self._model.config
-        self._attention_plan = plan_attention(
+        return plan_attention(
             table,
             qo_indptr,
             num_qo_heads=config.num_qo_heads,
             num_kv_heads=config.num_kv_heads,
             batch_invariant=self._batch_invariant,
         )
-        return self._attention_plan
 
     @property
     def _num_layers(self) -> int:
         return self._model.config.num_layers
 
 
-def sampler_key(request: Request) -> str:
-    """The name under which a running request is known to the sampler."""
-    return str(request.slot)
+def sampler_key(slot: int) -> str:
+    """The name under which the sampler knows the request that runs in a slot."""
+    return str(slot)
 
 
 def _token_logprobs(
-    token_ids: Sequence[int], scores: Logprobs, wanted: Sequence[int | None]
+    token_ids: Sequence[int], scores: TokenLogprobs, wanted: Sequence[int | None]
 ) -> list[TokenLogprob | None]:
-    logprob, rank = scores.logprob.tolist(), scores.rank.tolist()
+    logprob, rank = scores.logprobs.tolist(), scores.ranks.tolist()
     top_ids, top_logprobs = scores.top_ids.tolist(), scores.top_logprobs.tolist()
     return [
         None

@@ -100,7 +100,12 @@ class PrefixTree:
         return PrefixMatch(tuple(pages), best.page, position + shared)
 
     def insert(
-        self, tokens: Sequence[int], pages: MutableSequence[int], salt: str | None = None, *, with_tail: bool = False
+        self,
+        tokens: Sequence[int],
+        pages: MutableSequence[int],
+        salt: str | None = None,
+        *,
+        with_tail: bool = False,
     ) -> list[int]:
         """Hold the pages of a request whose KV of these tokens is written, in the present step at the latest.
 

@@ -19,6 +19,7 @@ class ScheduledRow:
 
     pages    the request's page row once those tokens are written
     sample   a token is drawn from the last of them, the draw_index-th of the request
+    slot     the request's slot, also when it has lost it since
     admitted the first row since the request's (last) admission
     """
 
@@ -29,6 +30,7 @@ class ScheduledRow:
     sample: bool
     draw_index: int
     prefill: bool
+    slot: int
     admitted: bool = False
 
 
@@ -43,11 +45,15 @@ class PageCopy:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Copies happen before anything is written; decode rows come first."""
+    """One step. Copies happen before anything is written; decode rows come first.
+
+    alone: it is the step of a suspect.
+    """
 
     tick: Tick
     rows: list[ScheduledRow]
     copies: list[PageCopy]
+    alone: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -225,7 +231,7 @@ class Scheduler:
         return plan
 
     def _schedule_alone(self, request: Request) -> StepPlan | None:
-        plan = StepPlan(Tick.PREFILL, [], [])
+        plan = StepPlan(Tick.PREFILL, [], [], alone=True)
         if request.state is State.WAITING:
             if not request.num_unread:
                 self._admit(plan, request, self.prefill_chunk_size, whole=False)
@@ -322,7 +328,7 @@ class Scheduler:
     ) -> ScheduledRow:
         pages = request.pages[: self.pages_for(start + count)]
         draw_index = request.num_total_tokens - request.num_prompt_tokens
-        return ScheduledRow(request, start, count, pages, sample, draw_index, prefill, admitted)
+        return ScheduledRow(request, start, count, pages, sample, draw_index, prefill, request.slot, admitted)
 
     # -- admission ---------------------------------------------------------------------------------------
 
