@@ -16,7 +16,11 @@ TOKENS = np.random.default_rng(7).integers(0, tiny_model.VOCAB, NUM_PROMPT + NUM
 TOLERANCE = 2e-4
 
 
-@pytest.fixture(scope="module", params=[(name, bits) for name in tiny_model.CONFIGS for bits in (0, 4, 8)], ids=str)
+# Every configuration plain, and every family quantized.
+CASES = [(name, 0) for name in tiny_model.CONFIGS] + [("llama-biases", 4), ("smollm", 8), ("qwen2", 4), ("qwen3", 4)]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
 def pair(request, tmp_path_factory) -> tuple[Model, np.ndarray]:
     """A model of ours, and mlx-lm's logits for TOKENS."""
     name, bits = request.param
