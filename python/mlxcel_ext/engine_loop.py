@@ -184,6 +184,7 @@ class EngineLoop:
         for row in plan.rows:
             if row.request.job.scheduled is None:
                 row.request.job.scheduled = now
+                self.outcomes.count("mlxcel_prefix_lookups_total", self._lookup_outcome(row.request))
         try:
             step = self.runner.submit(plan, previous)
         except Exception as error:
@@ -192,6 +193,16 @@ class EngineLoop:
         self._steps += 1
         self.outcomes.count("mlxcel_engine_steps_total", plan.tick.value)
         return step
+
+    def _lookup_outcome(self, request: Request) -> str:
+        cached = request.num_cached_tokens or 0
+        if self.tree is None:
+            return "off"
+        if not request.use_prefix_cache:
+            return "bypassed"
+        if not cached:
+            return "miss"
+        return "whole_prompt" if cached == request.num_prompt_tokens - 1 else "prefix"
 
     def _draw(self, step: Step) -> bool:
         try:
@@ -306,6 +317,7 @@ class EngineLoop:
             **{path: count for path, count in self._sampler.steps.items() if count},
         }
         scheduled, allocator = self.scheduler.stats, self.allocator
+        counters["mlxcel_admissions_declined_total"] = {r: n for r, n in scheduled.declined.items() if n}
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=waiting,

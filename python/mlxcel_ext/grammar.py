@@ -47,10 +47,10 @@ class GrammarCompiler:
                 self._prepared = self._prepare()
         error = llguidance.LLMatcher.validate_grammar(text, self._prepared)
         if error and not error.startswith("WARNING"):
-            raise ValueError(f"[grammar] {spec.kind} does not compile: {error.strip()}")
+            raise ValueError(f"[grammar] {spec.kind} does not compile: {_first_line(error)}")
         matcher = llguidance.LLMatcher(self._prepared, text, log_level=0)
         if matcher.is_error():
-            raise ValueError(f"[grammar] {spec.kind} does not compile: {matcher.get_error().strip()}")
+            raise ValueError(f"[grammar] {spec.kind} does not compile: {_first_line(matcher.get_error())}")
         return Grammar(matcher, self._vocab_size)
 
     def _prepare(self) -> llguidance.LLTokenizer:
@@ -91,7 +91,7 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise RuntimeError(f"[grammar] {self._matcher.get_error().strip()}")
+            raise RuntimeError(f"[grammar] {_first_line(self._matcher.get_error())}")
 
 
 class _Vocabulary:
@@ -138,3 +138,8 @@ def _parse_schema(value: str | tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise ValueError(f"[grammar] json_schema must be an object; got {type(schema).__name__}.")
     return schema
+
+
+def _first_line(error: str) -> str:
+    """The message without the parser's state, which follows it."""
+    return error.strip().split("\n", 1)[0]

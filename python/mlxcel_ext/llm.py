@@ -79,7 +79,9 @@ class LLM:
             raise ValueError(f"[chat] {self._loaded.name} has no chat template: use generate().")
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Any = messages if several else [messages]
-        texts = [template.render(list(m), add_generation_prompt=True, **template_kwargs) for m in conversations]
+        texts = [
+            template.render(list(m), add_generation_prompt=True, **template_kwargs) for m in conversations
+        ]
         ids = [self._loaded.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         completions = self.generate(ids, params)
         for completion, text in zip(completions, texts, strict=True):
@@ -106,7 +108,9 @@ class LLM:
         if isinstance(params, SamplingParams):
             return [params] * count
         if len(params) != count:
-            raise ValueError(f"[generate] params must be one or one for each of {count} prompts; got {len(params)}.")
+            raise ValueError(
+                f"[generate] params must be one or one for each of {count} prompts; got {len(params)}."
+            )
         return list(params)
 
     def _run(self, completions: list[Completion], params: list[SamplingParams]) -> list[Completion]:

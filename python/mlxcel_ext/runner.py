@@ -192,7 +192,11 @@ class Runner:
         # Slots are unique among running requests; a preempted one gives its own up.
         self._sampler.remove(sampler_key(request.slot))
         self._sampler.add(
-            sampler_key(request.slot), job.params, job.seed, prompt_ids=tokens[:split], output_ids=tokens[split:]
+            sampler_key(request.slot),
+            job.params,
+            job.seed,
+            prompt_ids=tokens[:split],
+            output_ids=tokens[split:],
         )
 
     def _tokens(self, plan: StepPlan, previous: Step | None) -> mx.array:

@@ -12,7 +12,13 @@ from mlxcel_ext.outputs import RequestOutput
 from mlxcel_ext.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-SMALL = {"num_pages": 160, "page_size": 4, "prefill_chunk_size": 16, "max_num_seqs": 6, "max_queue_depth": 1000}
+SMALL = {
+    "num_pages": 160,
+    "page_size": 4,
+    "prefill_chunk_size": 16,
+    "max_num_seqs": 6,
+    "max_queue_depth": 1000,
+}
 WAIT = 60.0
 
 

@@ -81,7 +81,9 @@ def test_prefill_progress_is_told_for_long_prompts() -> None:
 
 
 def test_eos_stop_tokens_and_lengths_end_a_request() -> None:
-    prompt = next(p for p in ([i, j] for i in range(1, 90) for j in range(1, 90)) if EOS in generate(p, 8)[1:])
+    prompt = next(
+        p for p in ([i, j] for i in range(1, 90) for j in range(1, 90)) if EOS in generate(p, 8)[1:]
+    )
     plain = generate(prompt, 8)
     with serving(fake_loaded()) as client:
         ended = client.ask(prompt, greedy(30, ignore_eos=False))
@@ -123,7 +125,10 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_any_batch() -> None:
         for other in crowd:
             other.wait()
         assert alone == crowded
-        assert client.ask([3, 1, 4], SamplingParams(temperature=1.5, max_tokens=16, ignore_eos=True)).token_ids != alone
+        assert (
+            client.ask([3, 1, 4], SamplingParams(temperature=1.5, max_tokens=16, ignore_eos=True)).token_ids
+            != alone
+        )
 
 
 def test_a_seed_survives_preemption() -> None:
@@ -160,8 +165,8 @@ def test_penalties_and_bias_need_no_host_token() -> None:
     with serving(fake_loaded()) as client:
         biased = client.ask([1, 2], greedy(5, logit_bias={44: 100.0}))
         assert biased.token_ids == [44] * 5
-        varied = client.ask([1, 2], greedy(6, logit_bias={44: 90.0, 45: 89.0}, presence_penalty=2.0))
-        assert varied.token_ids[:2] == [44, 45]
+        varied = client.ask([1, 2], greedy(2, logit_bias={44: 90.0, 45: 90.0}, repetition_penalty=10.0))
+        assert sorted(varied.token_ids) == [44, 45]
         assert client.engine.stats().counters["mlxcel_engine_sampling_total"].get("after_read", 0) == 0
 
 

@@ -27,7 +27,9 @@ class FakeModel:
 
     dtype = mx.float32
 
-    def __init__(self, max_len: int = 1024, on_call: Callable[[mx.array, AttentionBatch], None] | None = None) -> None:
+    def __init__(
+        self, max_len: int = 1024, on_call: Callable[[mx.array, AttentionBatch], None] | None = None
+    ) -> None:
         self.config = SimpleNamespace(
             num_layers=1,
             num_qo_heads=1,

@@ -67,6 +67,8 @@ class SchedulerStats:
     prefix_hits: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    #: Times that the first waiting request did not start, by reason.
+    declined: dict[str, int] = field(default_factory=lambda: {"pages": 0, "watermark": 0})
     ticks: dict[str, int] = field(default_factory=lambda: {t.value: 0 for t in Tick})
 
 
@@ -395,10 +397,12 @@ class Scheduler:
             self.allocator.retain(page)
         need = self.pages_for(len(request.tokens)) - len(match.pages)
         spare = self.watermark_pages if self.running else 0
-        if self.allocator.num_free + self.allocator.num_cached >= need + spare:
+        room = self.allocator.num_free + self.allocator.num_cached
+        if room >= need + spare:
             pages = self._take_pages(need)
             if pages is not None:
                 return pages
+        self.stats.declined["watermark" if room >= need else "pages"] += 1
         for page in adopted:
             self.allocator.release(page)
         return None
