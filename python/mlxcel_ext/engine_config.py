@@ -41,6 +41,8 @@ class EngineConfig:
     pipeline                  submit a step before the previous one is read; off: for debugging
     max_request_seconds       time limit of a request from its submission; None: none
     max_step_failures         consecutive failed steps after which the engine shuts down
+    batch_invariant           attention reduces in an order that depends on the request alone, so that caching, chunks
+                              and company never change a greedy answer; None: on CPU
     seed                      seeds the requests that bring none
     threads                   CPU threads of the ops; None: all that are available
     """
@@ -62,6 +64,7 @@ class EngineConfig:
     pipeline: bool = True
     max_request_seconds: float | None = None
     max_step_failures: int = 5
+    batch_invariant: bool | None = None
     seed: int = 0
     threads: int | None = None
 

@@ -80,8 +80,9 @@ class EngineLoop:
             self._kv,
             self._sampler,
             self.outcomes,
-            sampling=lambda row: row.request.job.sampling(row),
-            needs_tokens=lambda row: row.request.job.grammar is not None,
+            batch_invariant=(
+                mx.default_device() == mx.cpu if config.batch_invariant is None else config.batch_invariant
+            ),
         )
         self._in_flight: Step | None = None
         self._ended: list[str] = []
