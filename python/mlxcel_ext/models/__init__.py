@@ -7,4 +7,13 @@ from .llama import Model
 from .loader import LoadedModel, load
 from .tokenizer import DecodeStream, Tokenizer
 
-__all__ = ["AttentionBatch", "ChatTemplate", "DecodeStream", "LoadedModel", "Model", "ModelConfig", "Tokenizer", "load"]
+__all__ = [
+    "AttentionBatch",
+    "ChatTemplate",
+    "DecodeStream",
+    "LoadedModel",
+    "Model",
+    "ModelConfig",
+    "Tokenizer",
+    "load",
+]
