@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 DONE = b"data: [DONE]\n\n"
 
 
@@ -50,27 +55,23 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 class EventStream:
     """ASGI response that sends what a generator yields, a chunk at a time.
 
-    The generator is closed in every case: at its end, when the client has gone and when the server stops.
+    `close` is called in every case: at the end, when the client has gone and when the server stops.
     """
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], headers: dict[str, str] | None = None) -> None:
+    def __init__(self, chunks: AsyncGenerator[bytes, None], close: Callable[[], None]) -> None:
         self._chunks = chunks
-        self._headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),
-            *((name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()),
-        ]
+        self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientGone, OSError):
-            await until_disconnect(receive, self._send(send))
-
-    async def _send(self, send: Send) -> None:
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
-            async for chunk in self._chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            with contextlib.suppress(OSError):
+                await until_disconnect(receive, self._send(send))
         finally:
             await self._chunks.aclose()
+            self._close()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        async for chunk in self._chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -219,14 +219,14 @@ class ForcedParser(ToolParser):
     def __init__(self, name: str | None) -> None:
         super().__init__()
         self._inside = True
-        self._function = name
+        self.function = name
 
     def _in_calls(self, char: str) -> list[Delta]:
-        if self._function is not None:
+        if self.function is not None:
             if self.calls:
                 return [CallDelta(0, None, char)]
             self.calls = 1
-            return [CallDelta(0, self._function, char)]
+            return [CallDelta(0, self.function, char)]
         if self._scanner is None and (char in _SPACE or char in "[],"):
             return []
         return self._scan(char)
