@@ -183,7 +183,7 @@ JSON = st.recursive(
 FIELDS = st.sampled_from([name for name, _ in BAD_FIELDS] + ["prompt", "messages", "tools", "tool_choice", "echo", "logprobs", "top_logprobs", "stream_options", "user", "best_of", "truncate_prompt_tokens", "chat_template_kwargs", "tokens", "prompt_logprobs"])
 
 
-@hypothesis_settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     path=st.sampled_from([(COMPLETIONS, TEXT), (CHAT, USER), ("/tokenize", TEXT), ("/detokenize", {"tokens": [4]})]),
     extra=st.dictionaries(FIELDS, JSON, max_size=4),
