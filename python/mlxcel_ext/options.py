@@ -99,10 +99,12 @@ class Option:
             parser.add_argument(
                 self.flag, *self.aliases, action=argparse.BooleanOptionalAction, **common
             )
-        elif self.positional:
-            parser.add_argument(self.name, nargs="?", default=argparse.SUPPRESS, help=text)
         else:
             parser.add_argument(self.flag, *self.aliases, metavar=self._metavar(), **common)
+            if self.positional:
+                parser.add_argument(
+                    self.name, nargs="?", default=argparse.SUPPRESS, metavar=self.name.upper(), help=f"Same as {self.flag}."
+                )
 
     def _metavar(self) -> str:
         if self.choices:
