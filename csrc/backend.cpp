@@ -24,6 +24,10 @@ void load_gpu_backend(const std::string& path) {
   current = entry();
 }
 
+void use_gpu_backend(const GpuBackend* backend) {
+  current = backend;
+}
+
 void set_gpu_backend_missing(const std::string& reason) {
   missing_reason = reason;
 }

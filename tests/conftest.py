@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 
 import mlx.core as mx
@@ -11,15 +12,21 @@ import pytest
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 
 
+#: scripts/test_metal_emulated.sh sets it, with a build of _ext whose Metal device is emulated on the CPU stream.
+METAL_EMULATED = os.environ.get("MLXCEL_TEST_DEVICE") == "metal-emulated"
+
+
 def devices() -> list[str]:
-    """Devices that the op tests run on: the CPU, and the GPU where MLX has one."""
+    """Devices that the op tests run on: the CPU, and the GPU where MLX has one. Or emulated Metal alone."""
+    if METAL_EMULATED:
+        return ["metal-emulated"]
     return ["cpu", "gpu"] if mx.cuda.is_available() or mx.metal.is_available() else ["cpu"]
 
 
 @pytest.fixture(params=devices())
 def stream(request: pytest.FixtureRequest) -> mx.Device:
     """Each device in turn. A GPU whose kernels were not built fails the test: nothing is skipped."""
-    return mx.cpu if request.param == "cpu" else mx.gpu
+    return mx.gpu if request.param == "gpu" else mx.cpu
 
 
 @pytest.fixture(params=DTYPES)

@@ -15,5 +15,9 @@ NB_MODULE(_ext, m) {
   }
   m.attr("MLX_BUILD_VERSION") = MLX_VERSION_NUMERIC;
   mlxcel::bind_runtime(m);
+  mlxcel::bind_linear(m);
   mlxcel::bind_norm(m);
+  mlxcel::bind_attention(m);
+  mlxcel::bind_kvcache(m);
+  mlxcel::bind_sampling(m);
 }

@@ -14,18 +14,26 @@ except ImportError as error:
         f"(or mlx[cuda13], or mlx on a Mac). The import of mlx.core failed: {error}"
     ) from error
 
-if _mx.__version__.split("+")[0] != _MLX_PIN:
+_mlx_version = getattr(_mx, "__version__", "an unknown version")
+if _mlx_version.split("+")[0] != _MLX_PIN:
     raise ImportError(
-        f"mlxcel_ext {__version__} was built for MLX {_MLX_PIN}, but {_mx.__version__} is installed. "
+        f"mlxcel_ext {__version__} was built for MLX {_MLX_PIN}, but {_mlx_version} is installed. "
         f"libmlx promises no ABI between releases: pip install 'mlx=={_MLX_PIN}'"
     )
 
 from . import _backends, env  # noqa: E402
 from ._backends import backends  # noqa: E402
 from ._ext import num_threads, set_num_threads  # noqa: E402
-from .ops import add_rms_norm  # noqa: E402
+from .ops import *  # noqa: E402, F403
+from .ops import __all__ as _ops  # noqa: E402
 
 env.check_switches()
 _backends.load()
 
-__all__ = ["__version__", "add_rms_norm", "backends", "num_threads", "set_num_threads"]
+__all__ = [
+    "__version__",
+    "backends",
+    "num_threads",
+    "set_num_threads",
+    *_ops,
+]

@@ -1,5 +1,53 @@
 """The ops: compiled MLX primitives with CPU, CUDA and Metal kernels behind one Python signature each."""
 
+from .attention import lse_to_natural, merge_states, paged_attention, paged_attention_partial
+from .attention_plan import AttentionPlan, PlanTarget, cpu_target, cuda_target, plan_attention
+from .kvcache import rope_append
+from .linear import linear, quantized_linear, swiglu
 from .norm import add_rms_norm
+from .page_table import PageTable
+from .sampling import (
+    SampleResult,
+    SamplingBatch,
+    TokenLogprobs,
+    chain_speculative_sample,
+    count_tokens,
+    edit_logits,
+    min_p_renorm,
+    sample,
+    token_logprobs,
+    top_k_mask,
+    top_k_renorm,
+    top_p_renorm,
+)
 
-__all__ = ["add_rms_norm"]
+# All of these are public names of the package.
+__all__ = [
+    "AttentionPlan",
+    "PageTable",
+    "PlanTarget",
+    "SampleResult",
+    "SamplingBatch",
+    "TokenLogprobs",
+    "add_rms_norm",
+    "chain_speculative_sample",
+    "count_tokens",
+    "cpu_target",
+    "cuda_target",
+    "edit_logits",
+    "linear",
+    "lse_to_natural",
+    "merge_states",
+    "min_p_renorm",
+    "paged_attention",
+    "paged_attention_partial",
+    "plan_attention",
+    "quantized_linear",
+    "rope_append",
+    "sample",
+    "swiglu",
+    "token_logprobs",
+    "top_k_mask",
+    "top_k_renorm",
+    "top_p_renorm",
+]

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <optional>
+
+#include "backend.h"
+#include "common/primitive.h"
+#include "mlx/ops.h"
+#include "mlx/utils.h"
+#include "params/linear.h"
+
+namespace mlxcel {
+
+/// out = x @ weight.T + bias, on CPU streams only.
+///
+/// x      (..., k)  f32|f16|bf16, any strides
+/// weight (n, k)    f32|f16|bf16, a type of its own
+/// bias   (n)       f32|f16|bf16, optional
+/// Returns (..., n) of the dtype of x. Weights are widened to f32 on the fly, never as a whole;
+/// sums are f32, in an order that depends on k alone: a row of x gives the same bits in any batch.
+/// Throws std::invalid_argument on a shape or dtype mismatch.
+mx::array linear(const mx::array& x, const mx::array& weight,
+                 const std::optional<mx::array>& bias = std::nullopt, mx::StreamOrDevice s = {});
+
+/// The same with MLX's affine quantized weight: w = scales * q + biases per group along k.
+///
+/// weight         (n, k * bits / 32)   uint32, values little-endian in each word
+/// scales, biases (n, k / group_size)  f32|f16|bf16, both alike
+/// group_size     32, 64 or 128; bits 4 or 8
+mx::array quantized_linear(const mx::array& x, const mx::array& weight, const mx::array& scales,
+                           const mx::array& biases,
+                           const std::optional<mx::array>& bias = std::nullopt, int group_size = 64,
+                           int bits = 4, mx::StreamOrDevice s = {});
+
+class Linear : public InferencePrimitive {
+ public:
+  Linear(mx::Stream stream, const char* op, const LinearParams& params)
+      : InferencePrimitive(stream, op), params_(params) {}
+
+  /// Inputs: x, weight, then scales and biases where quantized, then bias where there is one.
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override;
+  bool is_equivalent(const mx::Primitive& other) const override;
+
+ private:
+  LinearParams params_;
+};
+
+}  // namespace mlxcel

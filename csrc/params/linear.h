@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+
+#include "params/dtype.h"
+
+namespace mlxcel {
+
+/// How the weight of a linear layer is stored.
+enum class WeightFormat : int32_t {
+  f32 = 0,  // dense, (n, k)
+  f16 = 1,
+  bf16 = 2,
+  q4 = 3,  // 4 and 8 bits, little-endian in uint32 words: (n, k * bits / 32)
+  q8 = 4,
+};
+
+/// out[m, n] = sum_k x[m, k] * w[n, k] + bias[n]; quantized: w = scale * q + offset, one scale and
+/// one offset per group of `group_size` neighbours along k. All arrays are row-contiguous.
+struct LinearParams {
+  int64_t rows;  // of x and out
+  int32_t n;     // out features
+  int32_t k;     // in features
+  WeightFormat format;
+  int32_t group_size;  // 32, 64 or 128; 0 where dense
+  FloatType dtype;     // of x and out
+  FloatType scales;    // of scales and offsets
+  FloatType bias;      // of the bias vector
+  int32_t has_bias;    // 0 or 1
+};
+static_assert(sizeof(LinearParams) == 40);
+
+}  // namespace mlxcel

@@ -1,0 +1,15 @@
+#include "launchers.h"
+
+namespace mlxcel {
+namespace {
+
+const GpuBackend kMetalBackend{
+    .name = "metal",
+    .add_rms_norm = &metal::add_rms_norm,
+};
+
+// Metal is linked in rather than loaded: its table is in use from the start.
+const bool kRegistered = (use_gpu_backend(&kMetalBackend), true);
+
+}  // namespace
+}  // namespace mlxcel

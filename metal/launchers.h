@@ -1,0 +1,11 @@
+#pragma once
+
+#include "backend.h"
+
+namespace mlxcel::metal {
+
+// One launcher an op; see GpuBackend for inputs and outputs.
+void add_rms_norm(const AddRmsNormParams& params, const Arrays& inputs, Arrays& outputs,
+                  const mx::Stream& stream);
+
+}  // namespace mlxcel::metal

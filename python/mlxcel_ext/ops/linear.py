@@ -1,0 +1,140 @@
+"""Linear layers: dense and affine quantized weights, and the gated activation between two of them."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from .. import _ext
+
+Stream = mx.Stream | mx.Device | None
+
+
+def on_cpu(stream: Stream) -> bool:
+    """Whether an op with this ``stream`` argument runs on the CPU."""
+    if stream is None:
+        stream = mx.default_device()
+    device = stream.device if isinstance(stream, mx.Stream) else stream
+    return device.type == mx.DeviceType.cpu
+
+
+def linear(x: mx.array, weight: mx.array, bias: mx.array | None = None, *, stream: Stream = None) -> mx.array:
+    """``x @ weight.T + bias``.
+
+    On a CPU stream a compiled kernel runs, which reads 16-bit weights as they are; on a GPU stream this is
+    MLX's own matmul.
+
+    Parameters
+    ----------
+    x : mx.array
+        ``[..., k]``, float32, float16 or bfloat16, any strides.
+    weight : mx.array
+        ``[n, k]``, float32, float16 or bfloat16; it need not have the dtype of ``x``.
+    bias : mx.array, optional
+        ``[n]``.
+
+    Returns
+    -------
+    mx.array
+        ``[..., n]`` of the dtype of ``x``.
+
+    Raises
+    ------
+    ValueError
+        On a shape or dtype mismatch.
+
+    Notes
+    -----
+    CPU: sums are f32, in an order that depends on ``k`` alone, so a row of ``x`` gives the same bits in any
+    batch and with any number of threads. Each weight is read once for up to 384 rows of ``x``.
+    """
+    if on_cpu(stream):
+        return _ext.linear(x, weight, bias, stream=stream)
+    out = mx.matmul(x, weight.astype(x.dtype, stream=stream).T, stream=stream)
+    return _add_bias(out, bias, stream)
+
+
+def quantized_linear(
+    x: mx.array,
+    weight: mx.array,
+    scales: mx.array,
+    biases: mx.array,
+    bias: mx.array | None = None,
+    group_size: int = 64,
+    bits: int = 4,
+    *,
+    stream: Stream = None,
+) -> mx.array:
+    """``x @ w.T + bias`` with MLX's affine quantized weight, ``w = scales * q + biases`` for every group.
+
+    On a CPU stream a compiled kernel runs; on a GPU stream this is ``mx.quantized_matmul``.
+
+    Parameters
+    ----------
+    x : mx.array
+        ``[..., k]``, float32, float16 or bfloat16, any strides.
+    weight : mx.array
+        ``[n, k * bits / 32]`` uint32, as ``mx.quantize`` writes it.
+    scales, biases : mx.array
+        ``[n, k / group_size]``, float32, float16 or bfloat16; they need not have the dtype of ``x``.
+    bias : mx.array, optional
+        ``[n]``, the layer's bias vector.
+    group_size : int
+        32, 64 or 128.
+    bits : int
+        4 or 8.
+
+    Returns
+    -------
+    mx.array
+        ``[..., n]`` of the dtype of ``x``.
+
+    Raises
+    ------
+    ValueError
+        On a shape, dtype or value that does not fit.
+
+    Notes
+    -----
+    CPU: weights are dequantized to f32 in registers or in a 64 KB panel, never as a whole; the order of sums
+    is that of :func:`linear`.
+    """
+    if on_cpu(stream):
+        return _ext.quantized_linear(x, weight, scales, biases, bias, group_size, bits, stream=stream)
+    scales, biases = (a.astype(x.dtype, stream=stream) for a in (scales, biases))
+    out = mx.quantized_matmul(x, weight, scales, biases, True, group_size, bits, stream=stream)
+    return _add_bias(out, bias, stream)
+
+
+def swiglu(gate: mx.array, up: mx.array | None = None, *, stream: Stream = None) -> mx.array:
+    """``silu(gate) * up`` in one pass.
+
+    Parameters
+    ----------
+    gate : mx.array
+        ``[..., features]``; without ``up`` it is ``[..., 2 * features]`` and holds gate and up, in this order,
+        as one merged projection gives them.
+    up : mx.array, optional
+        Like ``gate``.
+
+    Returns
+    -------
+    mx.array
+        ``[..., features]`` of the dtype of ``gate``.
+
+    Raises
+    ------
+    ValueError
+        On a shape or dtype mismatch.
+    """
+    if on_cpu(stream):
+        return _ext.swiglu(gate, up, stream=stream)
+    if up is None:
+        gate, up = mx.split(gate, 2, axis=-1, stream=stream)
+    sigmoid = mx.sigmoid(gate, stream=stream)
+    return mx.multiply(mx.multiply(gate, sigmoid, stream=stream), up, stream=stream)
+
+
+def _add_bias(out: mx.array, bias: mx.array | None, stream: Stream) -> mx.array:
+    if bias is None:
+        return out
+    return mx.add(out, bias.astype(out.dtype, stream=stream), stream=stream)

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Build a wheel, install it into a clean environment where no compiler can be found, and use it.
+#   PYTHON=python3 scripts/check_wheel.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+"$python" -m pip wheel -q --no-deps -w "$out" .
+python3 -m venv "$out/venv"
+"$out/venv/bin/pip" install -q "$out"/mlxcel_ext-*.whl 'mlx[cpu]==0.32.4'
+cd "$out"
+env -i HOME="$out" PATH="$out/venv/bin" "$out/venv/bin/python" - <<'PY'
+import shutil
+
+import mlx.core as mx
+
+import mlxcel_ext
+
+assert shutil.which("cc") is shutil.which("c++") is shutil.which("nvcc") is None
+assert "site-packages" in mlxcel_ext.__file__
+x = mx.ones((2, 64))
+normed, total = mlxcel_ext.add_rms_norm(x, x, mx.ones(64), 1e-5, stream=mx.cpu)
+assert mx.allclose(normed, mx.ones((2, 64)), atol=1e-4) and mx.array_equal(total, 2 * x)
+print("the wheel works without a compiler:", mlxcel_ext.__version__, mlxcel_ext.backends())
+PY
