@@ -42,7 +42,9 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit status. Errors of the user are one line on stderr."""
     args = _parser().parse_args(argv)
-    run = {"serve": _serve, "generate": _generate, "chat": _chat, "bench": _bench, "info": _info}[args.command]
+    run = {"serve": _serve, "generate": _generate, "chat": _chat, "bench": _bench, "info": _info}[
+        args.command
+    ]
     try:
         return run(args)
     except (ValueError, ConnectionError) as error:
@@ -58,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def engine_config(options: argparse.Namespace) -> EngineConfig:
     """The engine's settings among the options: the names are the same."""
     given = vars(options)
-    return EngineConfig(**{field.name: given[field.name] for field in fields(EngineConfig) if field.name in given})
+    return EngineConfig(
+        **{field.name: given[field.name] for field in fields(EngineConfig) if field.name in given}
+    )
 
 
 def load_engine(options: argparse.Namespace) -> tuple[Any, Any]:
@@ -69,7 +73,9 @@ def load_engine(options: argparse.Namespace) -> tuple[Any, Any]:
     config = engine_config(options)
     loaded = models.load(options.model, dtype=options.dtype)
     if options.chat_template:
-        loaded = replace(loaded, chat_template=_template(options.chat_template, loaded.tokenizer.special_tokens))
+        loaded = replace(
+            loaded, chat_template=_template(options.chat_template, loaded.tokenizer.special_tokens)
+        )
     engine = Engine(loaded, config)
     engine.start()
     return engine, loaded

@@ -13,7 +13,20 @@ import mlx.core as mx
 from . import __version__, backends, env, num_threads
 
 _PACKAGES = ("mlx", "numpy", "tokenizers", "jinja2", "gguf", "starlette", "uvicorn", "msgspec", "llguidance")
-_FEATURES = ("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_tile", "asimd", "asimdhp", "bf16", "i8mm")
+_FEATURES = (
+    "sse4_2",
+    "avx",
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512_bf16",
+    "amx_tile",
+    "asimd",
+    "asimdhp",
+    "bf16",
+    "i8mm",
+)
 
 
 def _version(package: str) -> str | None:
@@ -60,7 +73,8 @@ def render(report: dict[str, Any], as_json: bool = False) -> str:
         return json.dumps(report, indent=2)
     lines = [
         f"mlxcel-ext {report['mlxcel_ext']} · Python {report['python']} · {report['platform']}",
-        "packages:  " + ", ".join(f"{name} {version or 'missing'}" for name, version in report["packages"].items()),
+        "packages:  "
+        + ", ".join(f"{name} {version or 'missing'}" for name, version in report["packages"].items()),
         f"device:    {report['default_device']}",
         "backends:",
         *(f"  {name:<7}{status}" for name, status in report["backends"].items()),

@@ -96,14 +96,16 @@ class Option:
         text = f"{self.help}{default} [{self.variable}]".replace("%", "%%")
         common: dict[str, Any] = {"dest": self.name, "default": argparse.SUPPRESS, "help": text}
         if self.parse is boolean:
-            parser.add_argument(
-                self.flag, *self.aliases, action=argparse.BooleanOptionalAction, **common
-            )
+            parser.add_argument(self.flag, *self.aliases, action=argparse.BooleanOptionalAction, **common)
         else:
             parser.add_argument(self.flag, *self.aliases, metavar=self._metavar(), **common)
             if self.positional:
                 parser.add_argument(
-                    self.name, nargs="?", default=argparse.SUPPRESS, metavar=self.name.upper(), help=f"Same as {self.flag}."
+                    self.name,
+                    nargs="?",
+                    default=argparse.SUPPRESS,
+                    metavar=self.name.upper(),
+                    help=f"Same as {self.flag}.",
                 )
 
     def _metavar(self) -> str:

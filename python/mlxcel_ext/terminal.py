@@ -101,7 +101,9 @@ class ChatSession:
 
     def __post_init__(self) -> None:
         if self.loaded.chat_template is None:
-            raise ValueError(f"{self.options.model} has no chat template: use generate --raw, or --chat-template FILE.")
+            raise ValueError(
+                f"{self.options.model} has no chat template: use generate --raw, or --chat-template FILE."
+            )
         self.params = sampling(self.options)
         self.system = self.options.system_prompt
         self.tokens = 0
@@ -118,10 +120,12 @@ class ChatSession:
         self._over = False
 
     def run(self) -> int:
-        self.console.print(f"[bold]{escape(self.options.model)}[/bold] · /help for commands, Ctrl-C stops an answer")
+        self.console.print(
+            f"[bold]{escape(self.options.model)}[/bold] · /help for commands, Ctrl-C stops an answer"
+        )
         while not self._over:
             try:
-                line = self.read("› ").strip()
+                line = self.read("> ").strip()
             except EOFError:
                 break
             except KeyboardInterrupt:
@@ -150,7 +154,9 @@ class ChatSession:
         system = [{"role": "system", "content": self.system}] if self.system else []
         answer = ""
         try:
-            ids = self.loaded.tokenizer.encode(self.loaded.chat_template.render([*system, *self.messages]), False)
+            ids = self.loaded.tokenizer.encode(
+                self.loaded.chat_template.render([*system, *self.messages]), False
+            )
             for output in stream(self.engine, ids, self.params):
                 answer += output.text
                 self.console.out(output.text, end="", highlight=False)
@@ -165,7 +171,7 @@ class ChatSession:
         self.messages.append({"role": "assistant", "content": answer})
 
     def _help(self, _: str) -> None:
-        for name, (_, text) in self._commands.items():
+        for name, (_command, text) in self._commands.items():
             self.console.print(f"  [bold]{name}[/bold] {escape(text)}")
 
     def _reset(self, _: str) -> None:
@@ -199,7 +205,9 @@ class ChatSession:
 
         if not path:
             raise ValueError("/save wants a file name")
-        pathlib.Path(path).expanduser().write_text(json.dumps(self.messages, indent=2, ensure_ascii=False) + "\n")
+        pathlib.Path(path).expanduser().write_text(
+            json.dumps(self.messages, indent=2, ensure_ascii=False) + "\n"
+        )
 
     def _stats(self, _: str) -> None:
         stats = self.engine.stats()

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import httpx
 import pytest
 import uvicorn
+
 from mlxcel_ext.server.app import create_app
 from mlxcel_ext.server.settings import ServerSettings
 from mlxcel_ext.server.state import ServerState

@@ -100,7 +100,9 @@ class _Request:
 class FakeEngine:
     """Steps on a thread of its own, step_seconds each; every running request gets a token a step."""
 
-    def __init__(self, config: EngineConfig | None = None, *, step_seconds: float = 0.0, max_model_len: int = 2048) -> None:
+    def __init__(
+        self, config: EngineConfig | None = None, *, step_seconds: float = 0.0, max_model_len: int = 2048
+    ) -> None:
         self.config = config or EngineConfig()
         self.max_model_len = max_model_len
         self.step_seconds = step_seconds
@@ -135,12 +137,16 @@ class FakeEngine:
         for request in doomed:
             self._send(request, finish_reason="error", error=reason)
 
-    def submit(self, request_id, prompt_token_ids, params, on_output, *, priority=0, cache_salt=None, deadline=None) -> None:  # type: ignore[no-untyped-def]
+    def submit(
+        self, request_id, prompt_token_ids, params, on_output, *, priority=0, cache_salt=None, deadline=None
+    ) -> None:  # type: ignore[no-untyped-def]
         params.validate(VOCAB_SIZE)
         if params.grammar is not None and params.grammar.value == "bad":
             raise ValueError("[sampling] grammar does not compile: bad")
         if not prompt_token_ids or len(prompt_token_ids) >= self.max_model_len:
-            raise ValueError(f"[engine] prompt of {len(prompt_token_ids)} tokens does not fit {self.max_model_len}")
+            raise ValueError(
+                f"[engine] prompt of {len(prompt_token_ids)} tokens does not fit {self.max_model_len}"
+            )
         prompt_text = self._tokenizer.decode(prompt_token_ids)
         reply = next((text for key, text in self.replies.items() if key in prompt_text), None)
         visible = [token for token in prompt_token_ids if token >= FIRST_BYTE] or [FIRST_BYTE + 33]
@@ -243,13 +249,17 @@ class FakeEngine:
                 text, finish, stop_reason = text[: text.index(stop)], "stop", stop
         if token in params.stop_token_ids:
             finish, stop_reason = "stop", token
-        if finish is None and (request.sent == params.max_tokens or len(request.prompt) + request.sent >= self.max_model_len):
+        if finish is None and (
+            request.sent == params.max_tokens or len(request.prompt) + request.sent >= self.max_model_len
+        ):
             finish = "length"
         visible = text
         if finish is None:
             visible = text.rstrip("\ufffd")
             for stop in params.stop:
-                visible = next((visible[:-n] for n in range(len(stop), 0, -1) if visible.endswith(stop[:n])), visible)
+                visible = next(
+                    (visible[:-n] for n in range(len(stop), 0, -1) if visible.endswith(stop[:n])), visible
+                )
         delta, request.shown = visible[request.shown :], max(request.shown, len(visible))
         fields = {"text": delta, "token_ids": (token,), "finish_reason": finish, "stop_reason": stop_reason}
         if params.logprobs is not None:

@@ -31,7 +31,9 @@ def main() -> int:
         engine.start()
         return engine, FakeModel()
 
-    process = run.ServerProcess(ServerSettings(("fake",), **options.get("settings", {})), load, "127.0.0.1", 0)
+    process = run.ServerProcess(
+        ServerSettings(("fake",), **options.get("settings", {})), load, "127.0.0.1", 0
+    )
     listen = run._listen
 
     def announce(host: str, port: int):  # type: ignore[no-untyped-def]

@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Callable
 
 import pytest
+
 from mlxcel_ext.bench.client import Sample, Target
 from mlxcel_ext.bench.counters import Expected, notes
 from mlxcel_ext.bench.report import percentile, summarize
@@ -20,17 +21,50 @@ Serve = Callable[..., RunningServer]
 
 
 def bench(server: RunningServer, *arguments: str) -> int:
-    return main(["bench", "serve", "--base-url", server.url, "--num-prompts", "6", "--random-output-len", "5", *arguments])
+    return main(
+        [
+            "bench",
+            "serve",
+            "--base-url",
+            server.url,
+            "--num-prompts",
+            "6",
+            "--random-output-len",
+            "5",
+            *arguments,
+        ]
+    )
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
 def test_levels_give_vllms_keys(
-    serve: Serve, engine: FakeEngine, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], endpoint: str
+    serve: Serve,
+    engine: FakeEngine,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    endpoint: str,
 ) -> None:
     engine.step_seconds = 0.002
     server = serve(api_key=("key",))
-    arguments = ["--endpoint", endpoint, "--api-key", "key", "--max-concurrency", "1,4", "--random-input-len", "20"]
-    saving = ["--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "r.json", "--metadata", "a=b"]
+    arguments = [
+        "--endpoint",
+        endpoint,
+        "--api-key",
+        "key",
+        "--max-concurrency",
+        "1,4",
+        "--random-input-len",
+        "20",
+    ]
+    saving = [
+        "--save-detailed",
+        "--result-dir",
+        str(tmp_path),
+        "--result-filename",
+        "r.json",
+        "--metadata",
+        "a=b",
+    ]
     assert bench(server, *arguments, *saving, "--metrics", "mlxcel_generation_tokens_total") == 0
     printed = capsys.readouterr().out
     assert printed.count("Serving Benchmark Result") == 2
@@ -42,15 +76,27 @@ def test_levels_give_vllms_keys(
         assert result["output_lens"] == [5] * 6
         assert [len(gaps) for gaps in result["itls"]] == [4] * 6
         assert result["metrics"]["mlxcel_generation_tokens_total"] == 30
-        for name in ("mean_ttft_ms", "median_tpot_ms", "p99_itl_ms", "mean_e2el_ms", "request_throughput", "output_throughput", "total_token_throughput"):
+        for name in (
+            "mean_ttft_ms",
+            "median_tpot_ms",
+            "p99_itl_ms",
+            "mean_e2el_ms",
+            "request_throughput",
+            "output_throughput",
+            "total_token_throughput",
+        ):
             assert result[name] > 0
         assert result["a"] == "b"
     if endpoint == "/v1/completions":
         assert result["input_lens"] == [20] * 6
 
 
-def test_a_note_where_the_expected_counter_stood_still(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
-    counters = "mlxcel_paged_decode_launches_total{path=fused_v2},mlxcel_paged_decode_launches_total{path=cascade}"
+def test_a_note_where_the_expected_counter_stood_still(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counters = (
+        "mlxcel_paged_decode_launches_total{path=fused_v2},mlxcel_paged_decode_launches_total{path=cascade}"
+    )
     assert bench(serve(), "--metrics", counters) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("mlxcel_paged_decode_launches_total{path=fused_v2}: +") for line in lines)
@@ -60,7 +106,16 @@ def test_a_note_where_the_expected_counter_stood_still(serve: Serve, capsys: pyt
 
 
 def test_shared_prefixes_are_shared(serve: Serve, engine: FakeEngine) -> None:
-    arguments = ["--dataset-name", "shared-prefix", "--shared-prefix-len", "32", "--shared-suffix-len", "4", "--shared-num-prefixes", "2"]
+    arguments = [
+        "--dataset-name",
+        "shared-prefix",
+        "--shared-prefix-len",
+        "32",
+        "--shared-suffix-len",
+        "4",
+        "--shared-num-prefixes",
+        "2",
+    ]
     assert bench(serve(), *arguments, "--num-warmups", "0") == 0
     prompts = [tuple(ids) for ids, _ in engine.seen]
     assert {len(ids) for ids in prompts} == {36}
@@ -102,7 +157,9 @@ def test_failed_requests_are_counted_and_shown(serve: Serve, capsys: pytest.Capt
         ["--base-url", "ftp://x"],
     ],
 )
-def test_bad_flags_are_one_line(serve: Serve, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+def test_bad_flags_are_one_line(
+    serve: Serve, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
     assert bench(serve(), *arguments) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -114,7 +171,9 @@ def test_no_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("chunked", [True, False])
 async def test_the_client_reads_every_kind_of_body(chunked: bool) -> None:
-    events = b': hi\n\ndata: {"choices":[{"text":"a"}]}\n\ndata: {"choices":[{"text":"b"}]}\n\ndata: [DONE]\n\n'
+    events = (
+        b': hi\n\ndata: {"choices":[{"text":"a"}]}\n\ndata: {"choices":[{"text":"b"}]}\n\ndata: [DONE]\n\n'
+    )
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from mlxcel_ext.server.settings import ServerSettings
 
 from .fake_engine import FakeEngine, FakeModel, FakeTokenizer
@@ -81,7 +82,11 @@ async def test_logprobs_whole_and_streamed(client: httpx.AsyncClient, engine: Fa
 async def test_messages_reach_the_template(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}],
+        },
         {"role": "tool", "tool_call_id": "1", "content": "42"},
     ]
     await chat(client, messages=messages, max_tokens=1, chat_template_kwargs={"suffix": "!"})
@@ -90,7 +95,9 @@ async def test_messages_reach_the_template(client: httpx.AsyncClient, engine: Fa
 
 async def test_the_last_message_can_be_continued(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     messages = [*USER, {"role": "assistant", "content": "Well, "}]
-    await chat(client, messages=messages, continue_final_message=True, add_generation_prompt=False, max_tokens=1)
+    await chat(
+        client, messages=messages, continue_final_message=True, add_generation_prompt=False, max_tokens=1
+    )
     assert prompt_of(engine) == "<user>hello<assistant>Well,"
 
 
@@ -118,7 +125,9 @@ async def test_a_call_streams(client: httpx.AsyncClient, engine: FakeEngine) -> 
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-async def test_one_call_alone_where_parallel_calls_are_off(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_one_call_alone_where_parallel_calls_are_off(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     engine.replies["hello"] = CALL + CALL
     body = await chat(client, tools=TOOLS, parallel_tool_calls=False)
     assert len(body["choices"][0]["message"]["tool_calls"]) == 1

@@ -99,7 +99,15 @@ async def test_every_parameter_reaches_the_engine(client: httpx.AsyncClient, eng
     ("body", "kind"),
     [
         ({"response_format": {"type": "json_object"}}, "json_object"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string"}}}}, "json_schema"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "string"}},
+                }
+            },
+            "json_schema",
+        ),
         ({"structured_outputs": {"json": {"type": "integer"}}}, "json_schema"),
         ({"structured_outputs": {"regex": "a+"}}, "regex"),
         ({"structured_outputs": {"choice": ["a", "b"]}}, "choice"),
@@ -187,7 +195,9 @@ async def test_a_prompt_may_keep_its_last_tokens_alone(client: httpx.AsyncClient
     assert (body["choices"][0]["text"], body["usage"]["prompt_tokens"]) == ("ef", 2)
 
 
-async def test_more_prompts_than_the_queue_holds_wait_for_their_own(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_more_prompts_than_the_queue_holds_wait_for_their_own(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     object.__setattr__(engine.config, "max_queue_depth", 2)
     prompts = [f"prompt {index:02}" for index in range(40)]
     body = await complete(client, prompt=prompts, max_tokens=9)

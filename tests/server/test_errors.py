@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+
 from mlxcel_ext.server.settings import ServerSettings
 
 from .fake_engine import FakeEngine, FakeModel
@@ -75,7 +76,9 @@ BAD_FIELDS = [
 
 @pytest.mark.parametrize(("name", "value"), BAD_FIELDS)
 @pytest.mark.parametrize(("path", "base"), [(COMPLETIONS, TEXT), (CHAT, {**USER, "max_tokens": 16})])
-async def test_a_bad_field_is_named(client: httpx.AsyncClient, path: str, base: dict, name: str, value: Any) -> None:
+async def test_a_bad_field_is_named(
+    client: httpx.AsyncClient, path: str, base: dict, name: str, value: Any
+) -> None:
     error = check_error(await client.post(path, json={**base, name: value}), 400)
     assert name in error["message"] or name in (error["param"] or "") or value == {"grammar": "bad"}
 
@@ -103,14 +106,30 @@ async def test_a_bad_field_is_named(client: httpx.AsyncClient, path: str, base: 
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content",
+        ),
         (CHAT, {"messages": [{"role": "assistant", "content": "a"}]}, "messages"),
-        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, None),
+        (
+            CHAT,
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
+                ]
+            },
+            None,
+        ),
         (CHAT, {**USER, "top_logprobs": 2}, "top_logprobs"),
         (CHAT, {**USER, "max_tokens": 0}, "max_tokens"),
         (CHAT, {**USER, "tool_choice": "required"}, "tool_choice"),
         (CHAT, {**USER, **TOOLS, "tool_choice": {"function": {"name": "g"}}}, "tool_choice"),
-        (CHAT, {**USER, **TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        (
+            CHAT,
+            {**USER, **TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tool_choice",
+        ),
         (CHAT, {**USER, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
@@ -119,14 +138,27 @@ async def test_a_bad_field_is_named(client: httpx.AsyncClient, path: str, base: 
         ("/detokenize", {"tokens": [10_000]}, "tokens"),
     ],
 )
-async def test_a_bad_body_is_a_400(client: httpx.AsyncClient, path: str, body: dict, param: str | None) -> None:
+async def test_a_bad_body_is_a_400(
+    client: httpx.AsyncClient, path: str, body: dict, param: str | None
+) -> None:
     check_error(await client.post(path, json=body), 400, param)
 
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"{", b"null", b"[]", b'"a"', b"\xff\xfe", b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b'{"prompt": NaN}',
-     b'{"x":' + b"[" * 4000, b'{"prompt": ' + b"[" * 4000],
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"a"',
+        b"\xff\xfe",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": NaN}',
+        b'{"x":' + b"[" * 4000,
+        b'{"prompt": ' + b"[" * 4000,
+    ],
 )
 async def test_a_body_that_is_no_json_is_a_400(client: httpx.AsyncClient, raw: bytes) -> None:
     for path in (COMPLETIONS, CHAT, "/tokenize", "/detokenize"):
@@ -135,7 +167,10 @@ async def test_a_body_that_is_no_json_is_a_400(client: httpx.AsyncClient, raw: b
 
 async def test_an_unknown_model_is_a_404(client: httpx.AsyncClient) -> None:
     for path, base in ((COMPLETIONS, TEXT), (CHAT, USER), ("/tokenize", TEXT)):
-        assert check_error(await client.post(path, json={**base, "model": "gpt"}), 404)["code"] == "model_not_found"
+        assert (
+            check_error(await client.post(path, json={**base, "model": "gpt"}), 404)["code"]
+            == "model_not_found"
+        )
     check_error(await client.get("/v1/models/gpt"), 404)
 
 
@@ -153,14 +188,18 @@ async def test_a_large_body_is_a_413(client: httpx.AsyncClient) -> None:
         for _ in range(20):
             yield b" " * 1000
 
-    check_error(await client.post(COMPLETIONS, content=chunks(), headers={"content-type": "application/json"}), 413)
+    check_error(
+        await client.post(COMPLETIONS, content=chunks(), headers={"content-type": "application/json"}), 413
+    )
 
 
 async def test_a_form_is_a_415(client: httpx.AsyncClient) -> None:
     check_error(await client.post(COMPLETIONS, data={"prompt": "a"}), 415)
 
 
-async def test_a_model_without_a_template_says_so(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_without_a_template_says_so(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(FakeModel, "chat_template", None)
     assert check_error(await client.post(CHAT, json=USER), 400)["code"] == "no_chat_template"
 
@@ -176,20 +215,48 @@ async def test_one_faulty_row_fails_alone(client: httpx.AsyncClient) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = st.sampled_from([name for name, _ in BAD_FIELDS] + ["prompt", "messages", "tools", "tool_choice", "echo", "logprobs", "top_logprobs", "stream_options", "user", "best_of", "truncate_prompt_tokens", "chat_template_kwargs", "tokens", "prompt_logprobs"])
+FIELDS = st.sampled_from(
+    [name for name, _ in BAD_FIELDS]
+    + [
+        "prompt",
+        "messages",
+        "tools",
+        "tool_choice",
+        "echo",
+        "logprobs",
+        "top_logprobs",
+        "stream_options",
+        "user",
+        "best_of",
+        "truncate_prompt_tokens",
+        "chat_template_kwargs",
+        "tokens",
+        "prompt_logprobs",
+    ]
+)
 
 
-@hypothesis_settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
-    path=st.sampled_from([(COMPLETIONS, TEXT), (CHAT, USER), ("/tokenize", TEXT), ("/detokenize", {"tokens": [4]})]),
+    path=st.sampled_from(
+        [(COMPLETIONS, TEXT), (CHAT, USER), ("/tokenize", TEXT), ("/detokenize", {"tokens": [4]})]
+    ),
     extra=st.dictionaries(FIELDS, JSON, max_size=4),
     keep=st.booleans(),
 )
-def test_no_body_gives_a_server_error(fuzzed: Callable[[str, Any], httpx.Response], path: tuple, extra: dict, keep: bool) -> None:
+def test_no_body_gives_a_server_error(
+    fuzzed: Callable[[str, Any], httpx.Response], path: tuple, extra: dict, keep: bool
+) -> None:
     route, base = path
     # max_tokens keeps accepted requests short; everything else is as wild as it comes.
     response = fuzzed(route, {**({"max_tokens": 2} | base if keep else {}), **extra})

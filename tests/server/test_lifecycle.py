@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from mlxcel_ext.engine_config import EngineConfig
 from mlxcel_ext.server.app import create_app
 from mlxcel_ext.server.settings import ServerSettings
@@ -47,7 +48,9 @@ def raw_post(server: RunningServer, body: dict[str, Any]) -> socket.socket:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("prompt", ["abc", "STALL"])
-def test_a_client_that_leaves_frees_its_rows(serve: Serve, engine: FakeEngine, stream: bool, prompt: str) -> None:
+def test_a_client_that_leaves_frees_its_rows(
+    serve: Serve, engine: FakeEngine, stream: bool, prompt: str
+) -> None:
     engine.step_seconds = 0.01
     server = serve()
     connection = raw_post(server, {"prompt": [prompt, prompt], "max_tokens": 2000, "stream": stream})
@@ -80,7 +83,9 @@ def test_the_frames_of_a_stream_are_exact(serve: Serve, engine: FakeEngine) -> N
 def test_the_headers_of_a_stream_come_before_its_first_token(serve: Serve) -> None:
     server = serve()
     started = time.monotonic()
-    with httpx.stream("POST", server.url + COMPLETIONS, json={"prompt": "SLOWPREFILL", "stream": True}) as response:
+    with httpx.stream(
+        "POST", server.url + COMPLETIONS, json={"prompt": "SLOWPREFILL", "stream": True}
+    ) as response:
         assert response.status_code == 200
         assert time.monotonic() - started < 0.5
 
@@ -90,7 +95,9 @@ async def test_a_full_queue_is_a_429_that_says_when(settings: ServerSettings) ->
     engine.start()
     state = ServerState(settings)
     state.attach(engine, FakeModel())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(state)), base_url="http://s") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_app(state)), base_url="http://s"
+    ) as client:
         hanging = []
         for waiting in (0, 1):
             hanging.append(asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "STALL"})))
@@ -100,7 +107,10 @@ async def test_a_full_queue_is_a_429_that_says_when(settings: ServerSettings) ->
             response = await client.post(COMPLETIONS, json={"prompt": "a", "stream": stream})
             assert (response.status_code, response.headers["retry-after"]) == (429, "1")
             assert response.json()["error"]["code"] == "queue_full"
-        assert 'mlxcel_requests_rejected_total{model_name="fake",reason="queue_full"} 2.0' in (await client.get("/metrics")).text
+        assert (
+            'mlxcel_requests_rejected_total{model_name="fake",reason="queue_full"} 2.0'
+            in (await client.get("/metrics")).text
+        )
         for task in hanging:
             task.cancel()
         await asyncio.gather(*hanging, return_exceptions=True)
@@ -111,7 +121,9 @@ async def test_a_full_queue_is_a_429_that_says_when(settings: ServerSettings) ->
 async def test_a_request_over_its_time_limit_ends(stream: bool, engine: FakeEngine) -> None:
     state = ServerState(ServerSettings(("fake",), request_timeout=0.15))
     state.attach(engine, FakeModel())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(state)), base_url="http://s") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_app(state)), base_url="http://s"
+    ) as client:
         response = await client.post(COMPLETIONS, json={"prompt": "STALL", "stream": stream})
         if stream:
             assert '"type":"timeout_error"' in response.text
@@ -122,7 +134,9 @@ async def test_a_request_over_its_time_limit_ends(stream: bool, engine: FakeEngi
     assert engine.stats().running == 0
 
 
-async def test_a_dead_engine_fails_what_waits_and_what_comes(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_a_dead_engine_fails_what_waits_and_what_comes(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     assert (await client.get("/health")).json() == {"status": "ok", "detail": ""}
     waiting = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "STALL"}))
     while not engine.stats().running:
@@ -131,15 +145,22 @@ async def test_a_dead_engine_fails_what_waits_and_what_comes(client: httpx.Async
     assert (await waiting).status_code == 500
     health = await client.get("/health")
     assert (health.status_code, health.json()) == (503, {"status": "dead", "detail": "the thread died"})
-    for path, body in ((COMPLETIONS, {"prompt": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})):
+    for path, body in (
+        (COMPLETIONS, {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ):
         response = await client.post(path, json=body)
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "dead"
 
 
-async def test_loading_and_draining_are_503_with_retry_after(settings: ServerSettings, engine: FakeEngine) -> None:
+async def test_loading_and_draining_are_503_with_retry_after(
+    settings: ServerSettings, engine: FakeEngine
+) -> None:
     state = ServerState(settings)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(state)), base_url="http://s") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_app(state)), base_url="http://s"
+    ) as client:
         for path in ("/health", "/v1/models", "/v1/cache/stats"):
             response = await client.get(path)
             assert (response.status_code, response.headers["retry-after"]) == (503, "1")
@@ -157,15 +178,32 @@ class TestKeys:
     def settings(self) -> ServerSettings:
         return ServerSettings(("fake",), api_key=("first", "sécond"))
 
-    @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Basic first"}, {"authorization": "Bearer "}])
-    async def test_a_request_without_a_key_is_a_401(self, client: httpx.AsyncClient, headers: dict[str, str]) -> None:
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "Basic first"},
+            {"authorization": "Bearer "},
+        ],
+    )
+    async def test_a_request_without_a_key_is_a_401(
+        self, client: httpx.AsyncClient, headers: dict[str, str]
+    ) -> None:
         for path in ("/v1/models", "/v1/cache/stats", "/nothing"):
             response = await client.get(path, headers=headers)
             assert response.status_code == 401
             assert response.json()["error"]["code"] == "invalid_api_key"
             assert response.headers["www-authenticate"] == "Bearer"
 
-    @pytest.mark.parametrize("headers", [{"authorization": "Bearer first"}, {"authorization": "bearer sécond".encode()}, {"x-api-key": "first"}])
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"authorization": "Bearer first"},
+            {"authorization": "bearer sécond".encode()},
+            {"x-api-key": "first"},
+        ],
+    )
     async def test_any_of_the_keys_will_do(self, client: httpx.AsyncClient, headers: Any) -> None:
         assert (await client.get("/v1/models", headers=headers)).status_code == 200
 
@@ -176,7 +214,10 @@ class TestKeys:
 
 async def test_request_ids_are_echoed_or_made(client: httpx.AsyncClient) -> None:
     assert (await client.get("/health", headers={"x-request-id": "abc-1"})).headers["x-request-id"] == "abc-1"
-    made = {(await client.get("/nothing", headers=headers)).headers["x-request-id"] for headers in ({}, {"x-request-id": "a b"}, {"x-request-id": "x" * 200})}
+    made = {
+        (await client.get("/nothing", headers=headers)).headers["x-request-id"]
+        for headers in ({}, {"x-request-id": "a b"}, {"x-request-id": "x" * 200})
+    }
     assert len(made) == 3
     assert all(len(value) == 32 for value in made)
 
@@ -195,10 +236,16 @@ async def test_request_ids_are_echoed_or_made(client: httpx.AsyncClient) -> None
 async def test_cors(engine: FakeEngine, allowed: tuple[str, ...], origin: str, answer: str | None) -> None:
     state = ServerState(ServerSettings(("fake",), allowed_origins=allowed, api_key=("key",)))
     state.attach(engine, FakeModel())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(state)), base_url="http://s") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_app(state)), base_url="http://s"
+    ) as client:
         response = await client.get("/v1/models", headers={"origin": origin})
         assert response.headers.get("access-control-allow-origin") == answer
-        preflight = {"origin": origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        preflight = {
+            "origin": origin,
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization",
+        }
         response = await client.options(COMPLETIONS, headers=preflight)
         assert response.headers.get("access-control-allow-origin") == answer
 
@@ -251,9 +298,15 @@ def test_sigterm_drains(process: Callable[..., Process]) -> None:
     server = process(step_seconds=0.05, load_seconds=0.3)
     assert server.health()["status"] == "loading"
     wait_until(lambda: server.health()["status"] == "ok")
-    with httpx.Client(base_url=server.url) as client, client.stream(
-        "POST", COMPLETIONS, json={"prompt": "ab", "max_tokens": 20, "stream": True}, headers={"x-request-id": "mine"}
-    ) as response:
+    with (
+        httpx.Client(base_url=server.url) as client,
+        client.stream(
+            "POST",
+            COMPLETIONS,
+            json={"prompt": "ab", "max_tokens": 20, "stream": True},
+            headers={"x-request-id": "mine"},
+        ) as response,
+    ):
         lines = response.iter_lines()
         assert next(lines).startswith("data: ")
         server.popen.send_signal(signal.SIGTERM)
@@ -271,7 +324,10 @@ def test_sigterm_drains(process: Callable[..., Process]) -> None:
 def test_a_second_signal_does_not_wait(process: Callable[..., Process]) -> None:
     server = process()
     wait_until(lambda: server.health()["status"] == "ok")
-    with httpx.Client(base_url=server.url) as client, client.stream("POST", COMPLETIONS, json={"prompt": "STALL", "stream": True}):
+    with (
+        httpx.Client(base_url=server.url) as client,
+        client.stream("POST", COMPLETIONS, json={"prompt": "STALL", "stream": True}),
+    ):
         server.popen.send_signal(signal.SIGINT)
         wait_until(lambda: server.health()["status"] == "draining")
         server.popen.send_signal(signal.SIGINT)
@@ -281,7 +337,10 @@ def test_a_second_signal_does_not_wait(process: Callable[..., Process]) -> None:
 def test_requests_that_outlast_the_drain_are_cut(process: Callable[..., Process]) -> None:
     server = process(settings={"shutdown_timeout": 0.2})
     wait_until(lambda: server.health()["status"] == "ok")
-    with httpx.Client(base_url=server.url) as client, client.stream("POST", COMPLETIONS, json={"prompt": "STALL", "stream": True}):
+    with (
+        httpx.Client(base_url=server.url) as client,
+        client.stream("POST", COMPLETIONS, json={"prompt": "STALL", "stream": True}),
+    ):
         server.popen.send_signal(signal.SIGTERM)
         status, log = server.end()
     assert status == 0

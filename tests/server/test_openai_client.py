@@ -61,7 +61,9 @@ def test_streams(client: openai.OpenAI, engine: FakeEngine) -> None:
         chunks = list(stream)
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "日本語, né?"
     assert chunks[-1].usage.completion_tokens == 16
-    text = "".join(c.choices[0].text for c in client.completions.create(model="fake", prompt="hello", stream=True))
+    text = "".join(
+        c.choices[0].text for c in client.completions.create(model="fake", prompt="hello", stream=True)
+    )
     assert text == "日本語, né?"
 
 
@@ -82,7 +84,9 @@ def test_tools_whole_and_streamed(client: openai.OpenAI, engine: FakeEngine) -> 
     assert final.choices[0].finish_reason == "tool_calls"
 
 
-def test_errors_have_the_clients_classes(server: RunningServer, client: openai.OpenAI, engine: FakeEngine) -> None:
+def test_errors_have_the_clients_classes(
+    server: RunningServer, client: openai.OpenAI, engine: FakeEngine
+) -> None:
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.completions.create(model="gpt", prompt="a")
     with pytest.raises(openai.BadRequestError) as info:
@@ -98,7 +102,9 @@ async def test_many_at_once_and_one_that_stops_reading(server: RunningServer, en
     async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="key", max_retries=0) as client:
 
         async def one(index: int) -> str:
-            stream = await client.completions.create(model="fake", prompt=f"{index:03}", max_tokens=30, stream=True)
+            stream = await client.completions.create(
+                model="fake", prompt=f"{index:03}", max_tokens=30, stream=True
+            )
             return "".join([chunk.choices[0].text async for chunk in stream])
 
         stalled = await client.completions.create(model="fake", prompt="STALL", stream=True)

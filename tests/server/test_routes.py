@@ -7,10 +7,11 @@ import re
 
 import httpx
 import pytest
-from mlxcel_ext.server.app import ROUTES
-from mlxcel_ext.server.settings import ServerSettings
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from mlxcel_ext.server.app import ROUTES
+from mlxcel_ext.server.settings import ServerSettings
 
 from .fake_engine import FakeEngine, FakeTokenizer
 
@@ -58,7 +59,12 @@ async def test_cache_stats_and_reset(client: httpx.AsyncClient) -> None:
 async def samples(client: httpx.AsyncClient) -> dict[str, float]:
     """Sample name to value; labels of which tests need none are left out."""
     text = (await client.get("/metrics")).text
-    return {s.name + s.labels.get("finished_reason", ""): s.value for f in parse_text(text) for s in f.samples if s.labels.get("le", "+Inf") == "+Inf"}
+    return {
+        s.name + s.labels.get("finished_reason", ""): s.value
+        for f in parse_text(text)
+        for s in f.samples
+        if s.labels.get("le", "+Inf") == "+Inf"
+    }
 
 
 async def test_metrics_count_requests_under_both_names(client: httpx.AsyncClient) -> None:
@@ -76,10 +82,23 @@ async def test_metrics_count_requests_under_both_names(client: httpx.AsyncClient
         assert moved(f"{prefix}request_success_totallength") == 2
         assert moved(f"{prefix}time_to_first_token_seconds_count") == 2
         assert moved(f"{prefix}inter_token_latency_seconds_count") == 5
-        for name in ("e2e_request_latency", "request_queue_time", "request_prefill_time", "request_decode_time"):
+        for name in (
+            "e2e_request_latency",
+            "request_queue_time",
+            "request_prefill_time",
+            "request_decode_time",
+        ):
             assert moved(f"{prefix}{name}_seconds_count") == 2
         assert moved(f"{prefix}request_generation_tokens_sum") == 7
-    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total", "cache_config_info"):
+    for name in (
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "prefix_cache_queries_total",
+        "prefix_cache_hits_total",
+        "num_preemptions_total",
+        "cache_config_info",
+    ):
         assert f"vllm:{name}" in after
     assert after["mlxcel_paged_decode_launches_total"] > 0
 
@@ -127,7 +146,9 @@ async def test_the_dashboards_data(client: httpx.AsyncClient, engine: FakeEngine
     assert data["requests"][0]["tokens"] == 5
 
 
-async def test_a_health_check_is_answered_while_rows_run(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_a_health_check_is_answered_while_rows_run(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     running = asyncio.create_task(client.post("/v1/completions", json={"prompt": "STALL"}))
     while not engine.stats().running:
         await asyncio.sleep(0.005)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mlxcel_ext.server.json_scan import CallDelta
 from mlxcel_ext.server.protocol import FunctionSpec, NamedFunction, NamedToolChoice, Tool
 from mlxcel_ext.server.tools import (
@@ -58,7 +60,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("family", "source", "text", "calls"), CASES)
-def test_a_call_reads_the_same_whole_and_by_character(family: str, source: str, text: str, calls: list) -> None:
+def test_a_call_reads_the_same_whole_and_by_character(
+    family: str, source: str, text: str, calls: list
+) -> None:
     for pieces in ([source], list(source)):
         got_text, got_calls = collect(PARSERS[family](), pieces)
         assert got_text == text
@@ -69,14 +73,31 @@ def test_a_call_reads_the_same_whole_and_by_character(family: str, source: str, 
 @given(
     family=st.sampled_from(sorted(PARSERS)),
     source=st.lists(
-        st.sampled_from(["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", CALL, "{", "}", '"', "[", "]", " a", ";", '"name"', ":"]),
+        st.sampled_from(
+            [
+                "<tool_call>",
+                "</tool_call>",
+                "[TOOL_CALLS]",
+                "<|python_tag|>",
+                CALL,
+                "{",
+                "}",
+                '"',
+                "[",
+                "]",
+                " a",
+                ";",
+                '"name"',
+                ":",
+            ]
+        ),
         max_size=12,
     ).map("".join),
     cuts=st.lists(st.integers(0, 200), max_size=8),
 )
 def test_any_cut_of_any_text_gives_one_reading(family: str, source: str, cuts: list[int]) -> None:
     edges = sorted({0, len(source), *(min(cut, len(source)) for cut in cuts)})
-    pieces = [source[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [source[a:b] for a, b in itertools.pairwise(edges)]
     assert collect(PARSERS[family](), pieces) == collect(PARSERS[family](), [source])
 
 
@@ -98,7 +119,10 @@ def test_a_required_call_is_an_array() -> None:
 
 
 def test_the_schema_of_a_forced_choice_names_the_tools() -> None:
-    tools = [Tool(FunctionSpec("f", parameters={"type": "object", "properties": {}})), Tool(FunctionSpec("g"))]
+    tools = [
+        Tool(FunctionSpec("f", parameters={"type": "object", "properties": {}})),
+        Tool(FunctionSpec("g")),
+    ]
     assert forced_schema(tools, NamedToolChoice(NamedFunction("g"))) == {"type": "object"}
     schema = forced_schema(tools, "required")
     assert [call["properties"]["name"]["const"] for call in schema["items"]["anyOf"]] == ["f", "g"]
@@ -106,7 +130,12 @@ def test_the_schema_of_a_forced_choice_names_the_tools() -> None:
 
 @pytest.mark.parametrize(
     ("template", "family"),
-    [("{{ '<tool_call>' }}", "hermes"), ("[TOOL_CALLS]", "mistral"), ("<|python_tag|>", "llama3_json"), ("", "hermes")],
+    [
+        ("{{ '<tool_call>' }}", "hermes"),
+        ("[TOOL_CALLS]", "mistral"),
+        ("<|python_tag|>", "llama3_json"),
+        ("", "hermes"),
+    ],
 )
 def test_the_template_tells_the_family(template: str, family: str) -> None:
     assert detect_parser(template) == family

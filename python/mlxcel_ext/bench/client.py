@@ -55,7 +55,11 @@ class Target:
 
     def head(self, method: str, path: str, length: int) -> bytes:
         parts = urllib.parse.urlsplit(self.url)
-        lines = [f"{method} {parts.path.rstrip('/')}{path} HTTP/1.1", f"host: {parts.netloc}", "connection: close"]
+        lines = [
+            f"{method} {parts.path.rstrip('/')}{path} HTTP/1.1",
+            f"host: {parts.netloc}",
+            "connection: close",
+        ]
         if length:
             lines += ["content-type: application/json", f"content-length: {length}"]
         if self.api_key:

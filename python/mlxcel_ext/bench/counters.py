@@ -31,7 +31,9 @@ class Expected:
     def value(self, moved: dict[Key, float]) -> float:
         names = (self.name, f"{self.name}_total")
         return sum(
-            delta for (name, labels), delta in moved.items() if name in names and (not self.label or self.label in labels)
+            delta
+            for (name, labels), delta in moved.items()
+            if name in names and (not self.label or self.label in labels)
         )
 
 
@@ -58,7 +60,9 @@ def moved(before: dict[Key, float], after: dict[Key, float]) -> dict[Key, float]
 
 def named(key: Key) -> str:
     name, labels = key
-    inner = ",".join(f'{label}="{value}"' for label, value in sorted(labels) if label not in ("model_name", "engine"))
+    inner = ",".join(
+        f'{label}="{value}"' for label, value in sorted(labels) if label not in ("model_name", "engine")
+    )
     return f"{name}{{{inner}}}" if inner else name
 
 
@@ -68,5 +72,7 @@ def notes(expected: list[Expected], deltas: dict[Key, float]) -> list[str]:
     for one in expected:
         value = one.value(deltas)
         line = f"{one.text}: +{value:g}"
-        lines.append(line if value else f"NOTE: {one.text} did not move: this level did not take the path it counts")
+        lines.append(
+            line if value else f"NOTE: {one.text} did not move: this level did not take the path it counts"
+        )
     return lines

@@ -11,17 +11,20 @@ from dataclasses import dataclass
 from .client import Target
 
 # Common words, of one token each in most vocabularies.
-WORDS = (
-    "time year people way day man thing woman life child world school state family student group country problem hand "
-    "part place case week company system program question work government number night point home water room mother "
-    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
-    "father power hour game line end member law car city community name president team minute idea body information "
-    "back parent face others level office door health person art war history party result change morning reason "
-    "research girl guy moment air teacher force education foot boy age policy music market sense nation plan college "
-    "interest death experience effect use class control field development role effort rate heart drug show leader "
-    "light voice wife police mind price report decision son view relationship town road arm difference value building "
-    "action season society tax director position player record paper space ground form event official matter center"
-).split()
+_TEXT = """
+time year people way day man thing woman life child world school state family student group country
+problem hand part place case week company system program question work government number night point
+home water room mother area money story fact month lot right study book eye job word business issue
+side kind head house service friend father power hour game line end member law car city community
+name president team minute idea body information back parent face others level office door health
+person art war history party result change morning reason research girl guy moment air teacher force
+education foot boy age policy music market sense nation plan college interest death experience
+effect use class control field development role effort rate heart drug show leader light voice wife
+police mind price report decision son view relationship town road arm difference value building
+action season society tax director position player record paper space ground form event official
+matter center
+"""
+WORDS = _TEXT.split()
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,9 @@ class Source:
         if form == "text" or chat:
             return cls(None)
         status, body = await target.fetch(
-            "POST", "/tokenize", {"model": model, "prompt": " " + " ".join(WORDS), "add_special_tokens": False}
+            "POST",
+            "/tokenize",
+            {"model": model, "prompt": " " + " ".join(WORDS), "add_special_tokens": False},
         )
         if status == 200:
             return cls(sorted(set(json.loads(body)["tokens"])))
@@ -61,7 +66,8 @@ class Source:
 def join(first: str | list[int], second: str | list[int]) -> str | list[int]:
     if isinstance(first, str) and isinstance(second, str):
         return f"{first} {second}" if first and second else first or second
-    assert isinstance(first, list) and isinstance(second, list)
+    assert isinstance(first, list)
+    assert isinstance(second, list)
     return first + second
 
 

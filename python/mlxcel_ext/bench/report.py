@@ -62,7 +62,11 @@ def render(result: dict[str, Any], names: tuple[str, ...], percentiles: list[flo
     """The result as the table that users of vLLM know."""
 
     def row(label: str, value: float) -> str:
-        return f"{label + ':':<42}{value:<12.2f}" if isinstance(value, float) else f"{label + ':':<42}{value:<12}"
+        return (
+            f"{label + ':':<42}{value:<12.2f}"
+            if isinstance(value, float)
+            else f"{label + ':':<42}{value:<12}"
+        )
 
     lines = [f"{' Serving Benchmark Result ':=^54}", row("Successful requests", result["completed"])]
     if result["failed"]:

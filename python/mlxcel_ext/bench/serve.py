@@ -19,17 +19,21 @@ from .report import document, render, summarize
 
 def run(options: argparse.Namespace) -> int:
     """Measure every level and print it; 1 where a request failed."""
-    target = Target((options.base_url or f"http://{options.host}:{options.port}").rstrip("/"), options.api_key)
-    levels = [_level(text) for text in options.max_concurrency] or [None]
+    target = Target(
+        (options.base_url or f"http://{options.host}:{options.port}").rstrip("/"), options.api_key
+    )
+    levels: list[int | None] = [_level(text) for text in options.max_concurrency]
     percentiles = [float(p) for p in options.metric_percentiles]
     unknown = set(options.percentile_metrics) - {"ttft", "tpot", "itl", "e2el"}
     if unknown:
-        raise ValueError(f"--percentile-metrics knows ttft, tpot, itl, e2el, not {', '.join(sorted(unknown))}")
+        raise ValueError(
+            f"--percentile-metrics knows ttft, tpot, itl, e2el, not {', '.join(sorted(unknown))}"
+        )
     if options.request_rate <= 0 or options.burstiness <= 0:
         raise ValueError("--request-rate and --burstiness must be above 0")
     if any("=" not in pair for pair in options.metadata):
         raise ValueError("--metadata wants KEY=VALUE pairs")
-    return asyncio.run(_Bench(target, options, percentiles).run(levels))
+    return asyncio.run(_Bench(target, options, percentiles).run(levels or [None]))
 
 
 def _level(text: str) -> int:
@@ -112,12 +116,19 @@ class _Bench:
         samples = await asyncio.gather(*tasks)
         return samples, time.perf_counter() - started
 
-    def _report(self, level: int | None, samples: list[Sample], duration: float, deltas: dict[Any, float]) -> int:
+    def _report(
+        self, level: int | None, samples: list[Sample], duration: float, deltas: dict[Any, float]
+    ) -> int:
         options = self._options
         result = summarize(samples, duration, self._percentiles) | {"max_concurrency": level}
         print(render(result, options.percentile_metrics, self._percentiles))
         if "all" in options.metrics:
-            print("\n".join(f"{named(key)}: +{delta:g}" for key, delta in sorted(deltas.items(), key=lambda kv: named(kv[0]))))
+            print(
+                "\n".join(
+                    f"{named(key)}: +{delta:g}"
+                    for key, delta in sorted(deltas.items(), key=lambda kv: named(kv[0]))
+                )
+            )
         for line in notes(self._expected, deltas):
             print(line)
         errors = [sample.error for sample in samples if sample.error]

@@ -96,7 +96,9 @@ async def detokenize(request: Request) -> Response:
     unknown = next((token for token in body.tokens if token >= tokenizer.vocab_size), None)
     if unknown is not None:
         raise bad_request(
-            f"tokens holds {unknown}; the vocabulary has {tokenizer.vocab_size} tokens", "tokens", "invalid_value"
+            f"tokens holds {unknown}; the vocabulary has {tokenizer.vocab_size} tokens",
+            "tokens",
+            "invalid_value",
         )
     return json_response({"prompt": tokenizer.decode(body.tokens, bool(body.skip_special_tokens))})
 
@@ -105,8 +107,10 @@ async def cache_stats(request: Request) -> Response:
     state = _state(request)
     stats = state.engine.stats()
     share = stats.prefix_hit_tokens / stats.prefix_query_tokens if stats.prefix_query_tokens else 0.0
-    names = ("page_size", "page_bytes", "pages_total", "pages_free", "pages_cached", "pages_in_use")
-    names += ("prefix_queries", "prefix_hits", "prefix_query_tokens", "prefix_hit_tokens", "preemptions")
+    names = (
+        *("page_size", "page_bytes", "pages_total", "pages_free", "pages_cached", "pages_in_use"),
+        *("prefix_queries", "prefix_hits", "prefix_query_tokens", "prefix_hit_tokens", "preemptions"),
+    )
     return json_response({**{name: getattr(stats, name) for name in names}, "prefix_hit_rate": share})
 
 
@@ -140,7 +144,9 @@ async def _api_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown paths and wrong methods, with OpenAI's body too."""
     assert isinstance(error, HTTPException)
-    response = error_response(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
+    response = error_response(
+        ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+    )
     response.headers.update(error.headers or {})
     return response
 

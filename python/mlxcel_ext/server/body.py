@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -14,9 +13,13 @@ from .sse import ClientGone
 T = TypeVar("T")
 
 
-@lru_cache
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {}
+
+
 def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    return msgspec.json.Decoder(kind)
+    if kind not in _DECODERS:
+        _DECODERS[kind] = msgspec.json.Decoder(kind)
+    return _DECODERS[kind]
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -42,7 +45,9 @@ async def read_json(request: Request, kind: type[T], limit: int) -> T:
     another site can send without asking."""
     content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
-        raise ApiError(415, f"The content type must be application/json, not {content_type!r}", code="content_type")
+        raise ApiError(
+            415, f"The content type must be application/json, not {content_type!r}", code="content_type"
+        )
     raw = await read_body(request, limit)
     try:
         return _decoder(kind).decode(raw)

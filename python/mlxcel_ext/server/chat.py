@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -96,7 +94,11 @@ class _Choice:
 
     def message(self) -> dict[str, Any]:
         calls = [self.calls[index] for index in sorted(self.calls)]
-        message: dict[str, Any] = {"role": "assistant", "content": self.text or (None if calls else ""), "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": self.text or (None if calls else ""),
+            "refusal": None,
+        }
         return {**message, "tool_calls": calls} if calls else message
 
 
@@ -121,7 +123,9 @@ class _Job:
         ids = await tokenize(state, text, add_special_tokens=False)
         keep = request.truncate_prompt_tokens
         self.prompt_ids = ids if keep is None else ids[-keep:]
-        max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        max_tokens = (
+            request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        )
         if max_tokens == 0:
             raise bad_request("max_tokens must be at least 1", "max_tokens", "invalid_value")
         check_length(state, self.prompt_ids, max_tokens)
@@ -147,12 +151,16 @@ class _Job:
             raise bad_request("tool_choice wants tools", "tool_choice", "invalid_value")
         if grammar_of(self.request):
             raise bad_request(
-                "A forced tool_choice and a format of the output exclude each other", "tool_choice", "invalid_value"
+                "A forced tool_choice and a format of the output exclude each other",
+                "tool_choice",
+                "invalid_value",
             )
         if isinstance(choice, NamedToolChoice):
             name = choice.function.name
             if name not in {tool.function.name for tool in tools}:
-                raise bad_request(f"tool_choice names {name!r}, which tools lacks", "tool_choice", "invalid_value")
+                raise bad_request(
+                    f"tool_choice names {name!r}, which tools lacks", "tool_choice", "invalid_value"
+                )
             return schema_grammar(forced_schema(tools, choice))
         return schema_grammar(forced_schema(tools, "required"))
 
@@ -240,7 +248,9 @@ class _Job:
                     choice.entries, choice.token_ids = pending
                 for delta in deltas:
                     content = (
-                        {"content": delta} if isinstance(delta, str) else {"tool_calls": [choice.call_chunk(delta)]}
+                        {"content": delta}
+                        if isinstance(delta, str)
+                        else {"tool_calls": [choice.call_chunk(delta)]}
                     )
                     events.append(chunk(index, content, choice))
                 if output.finished:

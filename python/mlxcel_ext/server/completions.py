@@ -173,7 +173,9 @@ class _Job:
                 for index, output in batch:
                     self.choices[index].add(output)
             usage = generation.usage(self.prompt_tokens, 0 if self.scoring else None)
-        choices = [choice.take(self.state, index, self.request, True) for index, choice in enumerate(self.choices)]
+        choices = [
+            choice.take(self.state, index, self.request, True) for index, choice in enumerate(self.choices)
+        ]
         return json_response({**self.envelope(choices), "usage": usage})
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:

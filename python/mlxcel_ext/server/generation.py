@@ -51,7 +51,9 @@ def check_length(state: ServerState, prompt_ids: list[int], max_tokens: int | No
     vocab_size = state.model.tokenizer.vocab_size
     if max(prompt_ids) >= vocab_size:
         raise bad_request(
-            f"prompt holds token id {max(prompt_ids)}; the vocabulary has {vocab_size} tokens", "prompt", "invalid_value"
+            f"prompt holds token id {max(prompt_ids)}; the vocabulary has {vocab_size} tokens",
+            "prompt",
+            "invalid_value",
         )
     limit = state.engine.max_model_len
     room = limit - len(prompt_ids)
@@ -168,7 +170,9 @@ class Generation:
 
     def _timed_out(self) -> ApiError:
         limit = self._state.settings.request_timeout
-        return ApiError(504, f"The request took longer than this server's limit of {limit:g} s", code="timeout")
+        return ApiError(
+            504, f"The request took longer than this server's limit of {limit:g} s", code="timeout"
+        )
 
     async def _submit_more(self) -> None:
         """Submit until the queue is full. With some of its own running, a request waits for those."""

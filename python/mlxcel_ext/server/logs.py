@@ -23,7 +23,9 @@ class _Formatter(logging.Formatter):
             return json.dumps({**line, "trace": trace} if trace else line, ensure_ascii=False, default=str)
         # json.dumps quotes what came from outside: a path with a line feed stays one line.
         pairs = "".join(f" {name}={_plain(value)}" for name, value in fields.items())
-        return f"{stamp} {record.levelname.lower()} {record.getMessage()}{pairs}" + (f"\n{trace}" if trace else "")
+        return f"{stamp} {record.levelname.lower()} {record.getMessage()}{pairs}" + (
+            f"\n{trace}" if trace else ""
+        )
 
 
 def _plain(value: Any) -> str:

@@ -47,7 +47,9 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            raise bad_request(f"{where}: function.arguments is not valid JSON", where, "invalid_value") from None
+            raise bad_request(
+                f"{where}: function.arguments is not valid JSON", where, "invalid_value"
+            ) from None
     function = {"name": call.function.name, "arguments": arguments}
     return {"type": "function", "function": function, **({} if call.id is None else {"id": call.id})}
 
@@ -79,19 +81,25 @@ def render_messages(
     """Text of the messages by the model's template."""
     template = state.model.chat_template
     if template is None:
-        raise bad_request("This model has no chat template; use /v1/completions", "messages", "no_chat_template")
+        raise bad_request(
+            "This model has no chat template; use /v1/completions", "messages", "no_chat_template"
+        )
     if tools and "tools" not in template.source:
         messages = _with_instructions(messages, described(tools))
         tools = None
     reserved = {"messages", "tools", "add_generation_prompt"} & set(kwargs or ())
     if reserved:
         raise bad_request(
-            f"chat_template_kwargs must not hold {', '.join(sorted(reserved))}", "chat_template_kwargs", "invalid_value"
+            f"chat_template_kwargs must not hold {', '.join(sorted(reserved))}",
+            "chat_template_kwargs",
+            "invalid_value",
         )
     if continue_final and add_generation_prompt:
         add_generation_prompt = False
     try:
-        text = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **(kwargs or {}))
+        text = template.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **(kwargs or {})
+        )
     except ValueError as error:
         raise bad_request(str(error), "messages", "template_error") from None
     if continue_final:

@@ -12,18 +12,89 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from ..engine_config import EngineStats
 from ..outputs import RequestTimes
 
-_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
-_ITL = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_LATENCY = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_TTFT = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+_ITL = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
+_LATENCY = (
+    0.05,
+    0.1,
+    0.2,
+    0.3,
+    0.5,
+    0.8,
+    1,
+    1.5,
+    2,
+    2.5,
+    5,
+    10,
+    15,
+    20,
+    30,
+    40,
+    50,
+    60,
+    120,
+    240,
+    480,
+    960,
+    1920,
+    7680,
+)
 _TOKENS = tuple(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5))
 
 #: Our family name to vLLM's, both without the _total of counters.
@@ -88,9 +159,17 @@ class _EngineCollector(Collector):
             gauge.add_metric([self._model], value)
             yield gauge
         for name, text, total in (
-            ("prefix_cache_lookups", "Requests that looked their prompt up in the prefix cache", s.prefix_queries),
+            (
+                "prefix_cache_lookups",
+                "Requests that looked their prompt up in the prefix cache",
+                s.prefix_queries,
+            ),
             ("prefix_cache_hits", "Requests that adopted a cached prefix", s.prefix_hits),
-            ("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache", s.prefix_query_tokens),
+            (
+                "prefix_cache_query_tokens",
+                "Prompt tokens looked up in the prefix cache",
+                s.prefix_query_tokens,
+            ),
             ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache", s.prefix_hit_tokens),
             ("prompt_tokens", "Prompt tokens of the requests", s.prompt_tokens),
             ("generation_tokens", "Tokens generated", s.generation_tokens),
@@ -108,7 +187,9 @@ class _EngineCollector(Collector):
                 counter.add_metric([self._model, label][: len(labels)], total)
             yield counter
         info = GaugeMetricFamily(
-            "mlxcel_cache_config_info", "Settings of the KV cache", labels=["model_name", "block_size", "num_gpu_blocks"]
+            "mlxcel_cache_config_info",
+            "Settings of the KV cache",
+            labels=["model_name", "block_size", "num_gpu_blocks"],
         )
         info.add_metric([self._model, str(s.page_size), str(s.pages_total)], 1)
         yield info
@@ -150,14 +231,22 @@ class Metrics:
         self._model = model_name
 
         def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
-            family = Histogram(f"mlxcel_{name}", text, ["model_name"], buckets=tuple(buckets), registry=self._own)
+            family = Histogram(
+                f"mlxcel_{name}", text, ["model_name"], buckets=tuple(buckets), registry=self._own
+            )
             return family.labels(model_name)
 
-        self._ttft = histogram("time_to_first_token_seconds", "From the arrival of a request to its first token", _TTFT)
+        self._ttft = histogram(
+            "time_to_first_token_seconds", "From the arrival of a request to its first token", _TTFT
+        )
         self._itl = histogram("inter_token_latency_seconds", "Between two tokens of a request", _ITL)
-        self._e2e = histogram("e2e_request_latency_seconds", "From the arrival of a request to its end", _LATENCY)
+        self._e2e = histogram(
+            "e2e_request_latency_seconds", "From the arrival of a request to its end", _LATENCY
+        )
         self._queue = histogram("request_queue_time_seconds", "From submission to the first step", _LATENCY)
-        self._prefill = histogram("request_prefill_time_seconds", "From the first step to the first token", _LATENCY)
+        self._prefill = histogram(
+            "request_prefill_time_seconds", "From the first step to the first token", _LATENCY
+        )
         self._decode = histogram("request_decode_time_seconds", "From the first token to the last", _LATENCY)
         self._prompt = histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
         self._generated = histogram("request_generation_tokens", "Tokens that a request generated", _TOKENS)
@@ -168,7 +257,10 @@ class Metrics:
             registry=self._own,
         )
         self._rejected = Counter(
-            "mlxcel_requests_rejected", "Requests refused before the engine", ["model_name", "reason"], registry=self._own
+            "mlxcel_requests_rejected",
+            "Requests refused before the engine",
+            ["model_name", "reason"],
+            registry=self._own,
         )
         self._http = Counter(
             "mlxcel_http_requests", "HTTP answers", ["route", "method", "status"], registry=self._own

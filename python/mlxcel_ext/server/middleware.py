@@ -54,8 +54,8 @@ class RequestLog:
         except ClientGone:
             status = CLIENT_CLOSED
         except Exception as error:
-            failure = error
-            if not isinstance(error, ApiError):
+            failure = error if isinstance(error, ApiError) else None
+            if failure is None:
                 log.exception("a request failed", extra={"fields": {"request_id": request_id}})
                 failure = ApiError(500, "The server failed on this request")
             if status == 0:
@@ -87,10 +87,17 @@ class KeyCheck:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._digests or scope["path"] in OPEN_PATHS or self._allowed(scope):
+        if (
+            scope["type"] != "http"
+            or not self._digests
+            or scope["path"] in OPEN_PATHS
+            or self._allowed(scope)
+        ):
             await self._app(scope, receive, send)
             return
-        error = ApiError(401, "This server wants a valid key: Authorization: Bearer KEY", code="invalid_api_key")
+        error = ApiError(
+            401, "This server wants a valid key: Authorization: Bearer KEY", code="invalid_api_key"
+        )
         response = error_response(error)
         response.headers["www-authenticate"] = "Bearer"
         await response(scope, receive, send)
@@ -102,4 +109,4 @@ class KeyCheck:
             key = headers.get("x-api-key", "")
         digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
         # Every key is looked at, so that the time does not tell which one came near.
-        return any([hmac.compare_digest(digest, known) for known in self._digests])
+        return any(hmac.compare_digest(digest, known) for known in self._digests)

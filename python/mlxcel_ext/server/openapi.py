@@ -50,13 +50,16 @@ def _errors(*statuses: int) -> dict[str, Any]:
 def _completion(kind: str, choice: dict[str, Any]) -> dict[str, Any]:
     choices = {"type": "array", "items": choice}
     usage = {"$ref": f"{_REF}Usage"}
-    return _object(id=_STRING, object={"const": kind}, created=_INTEGER, model=_STRING, choices=choices, usage=usage)
+    return _object(
+        id=_STRING, object={"const": kind}, created=_INTEGER, model=_STRING, choices=choices, usage=usage
+    )
 
 
 _FINISH = {"enum": ["stop", "length", "tool_calls"]}
 _COMPLETION = _completion("text_completion", _object(index=_INTEGER, text=_STRING, finish_reason=_FINISH))
 _CHAT = _completion(
-    "chat.completion", _object(index=_INTEGER, message=_object(role={"const": "assistant"}), finish_reason=_FINISH)
+    "chat.completion",
+    _object(index=_INTEGER, message=_object(role={"const": "assistant"}), finish_reason=_FINISH),
 )
 
 
@@ -76,8 +79,15 @@ def _post(summary: str, request: str, response: dict[str, Any], *, streams: bool
     }
 
 
-def _get(summary: str, response: dict[str, Any], *errors: int, content: str = "application/json") -> dict[str, Any]:
-    return {"get": {"summary": summary, "responses": {"200": _answer("The result", response, content), **_errors(*errors)}}}
+def _get(
+    summary: str, response: dict[str, Any], *errors: int, content: str = "application/json"
+) -> dict[str, Any]:
+    return {
+        "get": {
+            "summary": summary,
+            "responses": {"200": _answer("The result", response, content), **_errors(*errors)},
+        }
+    }
 
 
 @lru_cache
@@ -87,7 +97,9 @@ def document() -> dict[str, Any]:
     model = {"$ref": f"{_REF}ModelCard"}
     health = _object(status={"enum": ["ok", "loading", "draining", "dead"]}, detail=_STRING)
     by_name = _get("One model", model, 401, 404, 503)
-    by_name["get"]["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}]
+    by_name["get"]["parameters"] = [
+        {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    ]
     healthy = _get("Whether the server takes requests", health)
     healthy["get"]["responses"]["503"] = _answer("It does not", health)
     reset = {
@@ -98,10 +110,16 @@ def document() -> dict[str, Any]:
     }
     return {
         "openapi": "3.1.0",
-        "info": {"title": "mlxcel-ext", "version": __version__, "description": "OpenAI-compatible LLM server"},
+        "info": {
+            "title": "mlxcel-ext",
+            "version": __version__,
+            "description": "OpenAI-compatible LLM server",
+        },
         "paths": {
             "/v1/completions": _post("Continue a prompt", "CompletionRequest", _COMPLETION, streams=True),
-            "/v1/chat/completions": _post("Answer a conversation", "ChatCompletionRequest", _CHAT, streams=True),
+            "/v1/chat/completions": _post(
+                "Answer a conversation", "ChatCompletionRequest", _CHAT, streams=True
+            ),
             "/tokenize": _post(
                 "Token ids of a text or of messages",
                 "TokenizeRequest",
@@ -109,7 +127,10 @@ def document() -> dict[str, Any]:
             ),
             "/detokenize": _post("Text of token ids", "DetokenizeRequest", _object(prompt=_STRING)),
             "/v1/models": _get(
-                "The served models", _object(object={"const": "list"}, data={"type": "array", "items": model}), 401, 503
+                "The served models",
+                _object(object={"const": "list"}, data={"type": "array", "items": model}),
+                401,
+                503,
             ),
             "/v1/models/{name}": by_name,
             "/v1/cache/stats": _get(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..sampling_params import MAX_SEED, GrammarSpec, SamplingParams
+from ..sampling_params import MAX_SEED, GrammarKind, GrammarSpec, SamplingParams
 from .errors import bad_request
 from .protocol import GenerationRequest, ResponseFormat, StructuredOutputs
 
@@ -26,7 +26,9 @@ def sampling_params(
     min_tokens = request.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise bad_request(
-            f"min_tokens ({min_tokens}) must not exceed max_tokens ({max_tokens})", "min_tokens", "invalid_value"
+            f"min_tokens ({min_tokens}) must not exceed max_tokens ({max_tokens})",
+            "min_tokens",
+            "invalid_value",
         )
     return SamplingParams(
         temperature=_default(request.temperature, 1.0),
@@ -86,7 +88,9 @@ def _from_format(spec: ResponseFormat | None) -> GrammarSpec | None:
         return GrammarSpec("json_object")
     if spec.json_schema is None or spec.json_schema.schema is None:
         raise bad_request(
-            "response_format of type json_schema wants json_schema.schema", "response_format.json_schema", "invalid_value"
+            "response_format of type json_schema wants json_schema.schema",
+            "response_format.json_schema",
+            "invalid_value",
         )
     return schema_grammar(spec.json_schema.schema)
 
@@ -102,11 +106,15 @@ def _from_structure(spec: StructuredOutputs | None) -> GrammarSpec | None:
             "invalid_value",
         )
     if spec.json is not None:
-        return GrammarSpec("json_schema", spec.json) if isinstance(spec.json, str) else schema_grammar(spec.json)
+        return (
+            GrammarSpec("json_schema", spec.json) if isinstance(spec.json, str) else schema_grammar(spec.json)
+        )
     if spec.choice is not None:
         return GrammarSpec("choice", tuple(spec.choice))
-    kind = "regex" if spec.regex is not None else "grammar"
+    kind: GrammarKind = "regex" if spec.regex is not None else "grammar"
     value = spec.regex if spec.regex is not None else spec.grammar
     if not value:
-        raise bad_request(f"structured_outputs.{kind} must not be empty", "structured_outputs", "invalid_value")
+        raise bad_request(
+            f"structured_outputs.{kind} must not be empty", "structured_outputs", "invalid_value"
+        )
     return GrammarSpec(kind, value)

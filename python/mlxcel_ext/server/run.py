@@ -97,15 +97,22 @@ class ServerProcess:
             return
         self._state.attach(self._engine, model)
         where = f"http://{self._host}:{self._port}"
-        log.info("ready", extra={"fields": {"model": self._settings.name, "url": where, "dashboard": f"{where}/dashboard"}})
+        log.info(
+            "ready",
+            extra={"fields": {"model": self._settings.name, "url": where, "dashboard": f"{where}/dashboard"}},
+        )
 
     async def _loaded(self) -> tuple[EngineLike, ModelLike]:
         """Result of the loader. Its thread is a daemon, so that a signal need not wait for a download."""
         result: asyncio.Future[tuple[EngineLike, ModelLike]] = self._loop.create_future()
 
         def tell(setter: Callable[[], None]) -> None:
+            def set_once() -> None:
+                if not result.done():
+                    setter()
+
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                self._loop.call_soon_threadsafe(lambda: result.done() or setter())
+                self._loop.call_soon_threadsafe(set_once)
 
         def work() -> None:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -27,7 +28,7 @@ class TokenText:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
-    def chat_logprobs(self, entries: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+    def chat_logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         """The `logprobs` of a chat choice."""
         return {
             "content": [
@@ -79,7 +80,11 @@ class TokenText:
                 out.append(None)
                 continue
             ranked = {
-                candidate: {"logprob": max(logprob, MIN_LOGPROB), "rank": rank, "decoded_token": self.text_of(candidate)}
+                candidate: {
+                    "logprob": max(logprob, MIN_LOGPROB),
+                    "rank": rank,
+                    "decoded_token": self.text_of(candidate),
+                }
                 for rank, (candidate, logprob) in enumerate(entry.top, 1)
             }
             ranked[token_id] = {
