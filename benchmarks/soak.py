@@ -29,9 +29,8 @@ from typing import Any
 
 import httpx
 
-WORDS = (
-    "a river of long words runs through the small town and every stone in it has seen the sea once".split()
-)  # noqa: SIM905
+TEXT = "a river of long words runs through the small town and every stone in it has seen the sea once"
+WORDS = TEXT.split()
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BAD_BODIES: list[tuple[str, Any]] = [
     (COMPLETIONS, b"{"),
