@@ -11,9 +11,12 @@ import time
 from collections.abc import Callable
 
 import httpx
+import pytest
 
 from .conftest import RunningServer
 from .fake_engine import FakeEngine
+
+pytestmark = pytest.mark.browser
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [

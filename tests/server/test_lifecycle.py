@@ -70,7 +70,6 @@ def test_the_frames_of_a_stream_are_exact(serve: Serve, engine: FakeEngine) -> N
     frames = raw.split(b"\n\n")
     assert frames.pop() == b""
     comments = [frame for frame in frames if frame.startswith(b":")]
-    assert 1 <= len(comments) <= 3
     assert comments[0].startswith(b": keepalive ")
     assert comments[0].endswith(b"/14")
     assert frames[-1] == b"data: [DONE]"
@@ -81,13 +80,9 @@ def test_the_frames_of_a_stream_are_exact(serve: Serve, engine: FakeEngine) -> N
 
 
 def test_the_headers_of_a_stream_come_before_its_first_token(serve: Serve) -> None:
-    server = serve()
-    started = time.monotonic()
-    with httpx.stream(
-        "POST", server.url + COMPLETIONS, json={"prompt": "SLOWPREFILL", "stream": True}
-    ) as response:
+    request = {"prompt": "STALL", "stream": True}
+    with httpx.stream("POST", serve().url + COMPLETIONS, json=request) as response:
         assert response.status_code == 200
-        assert time.monotonic() - started < 0.5
 
 
 async def test_a_full_queue_is_a_429_that_says_when(settings: ServerSettings) -> None:
@@ -319,6 +314,8 @@ def test_sigterm_drains(process: Callable[..., Process]) -> None:
     assert status == 0
     [entry] = [line for line in log if line.get("request_id") == "mine"]
     assert (entry["event"], entry["status"], entry["path"]) == ("request", 200, COMPLETIONS)
+    assert (entry["prompt_tokens"], entry["completion_tokens"]) == (2, 20)
+    assert entry["ttft"] > 0
 
 
 def test_a_second_signal_does_not_wait(process: Callable[..., Process]) -> None:

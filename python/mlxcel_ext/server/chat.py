@@ -18,6 +18,7 @@ from .errors import bad_request
 from .generation import Generation, Work, check_length, seeded, tokenize
 from .json_scan import CallDelta
 from .messages import render
+from .middleware import LOG_FIELDS
 from .params import grammar_of, sampling_params, schema_grammar
 from .protocol import ChatCompletionRequest, NamedToolChoice, encode
 from .respond import json_response, stream_response
@@ -105,8 +106,11 @@ class _Choice:
 class _Job:
     """One request on its way: prompt rendered and tokenized, works and choices made."""
 
-    def __init__(self, state: ServerState, request: ChatCompletionRequest) -> None:
+    def __init__(
+        self, state: ServerState, request: ChatCompletionRequest, log_fields: dict[str, Any]
+    ) -> None:
         self.state = state
+        self.log_fields = log_fields
         self.request = request
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
         self.created = int(time.time())
@@ -177,8 +181,13 @@ class _Job:
         return PARSERS[family]() if family in PARSERS else None
 
     def generation(self) -> Generation:
+        request = self.request
         return Generation(
-            self.state, self.works, priority=self.request.priority or 0, cache_salt=self.request.cache_salt
+            self.state,
+            self.works,
+            self.log_fields,
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt,
         )
 
     def envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -266,7 +275,7 @@ async def chat_completions(request: Request) -> Any:
     state: ServerState = request.app.state.server
     body = await read_json(request, ChatCompletionRequest, state.settings.max_body_bytes)
     state.check_model(body.model)
-    job = _Job(state, body)
+    job = _Job(state, body, request.scope[LOG_FIELDS])
     await job.prepare()
     if body.stream:
         return await stream_response(job.generation(), job.events)

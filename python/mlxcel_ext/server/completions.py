@@ -16,6 +16,7 @@ from ..sampling_params import SamplingParams
 from .body import read_json
 from .errors import bad_request
 from .generation import Generation, Work, check_length, seeded, tokenize
+from .middleware import LOG_FIELDS
 from .params import grammar_of, sampling_params
 from .protocol import CompletionRequest, encode
 from .respond import json_response, stream_response
@@ -92,8 +93,9 @@ class _Choice:
 class _Job:
     """One request on its way: prompts tokenized, works and choices made."""
 
-    def __init__(self, state: ServerState, request: CompletionRequest) -> None:
+    def __init__(self, state: ServerState, request: CompletionRequest, log_fields: dict[str, Any]) -> None:
         self.state = state
+        self.log_fields = log_fields
         self.request = request
         self.id = f"cmpl-{uuid.uuid4().hex}"
         self.created = int(time.time())
@@ -154,8 +156,13 @@ class _Job:
         )
 
     def generation(self) -> Generation:
+        request = self.request
         return Generation(
-            self.state, self.works, priority=self.request.priority or 0, cache_salt=self.request.cache_salt
+            self.state,
+            self.works,
+            self.log_fields,
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt,
         )
 
     def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -227,7 +234,7 @@ async def completions(request: Request) -> Any:
     state: ServerState = request.app.state.server
     body = await read_json(request, CompletionRequest, state.settings.max_body_bytes)
     state.check_model(body.model)
-    job = _Job(state, body)
+    job = _Job(state, body, request.scope[LOG_FIELDS])
     await job.prepare()
     if body.stream:
         return await stream_response(job.generation(), job.events)

@@ -8,6 +8,7 @@ import uuid
 from collections import deque
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Any
 
 from ..engine_config import EngineDeadError, QueueFullError
 from ..outputs import RequestOutput
@@ -85,9 +86,16 @@ class Generation:
     """
 
     def __init__(
-        self, state: ServerState, works: list[Work], *, priority: int = 0, cache_salt: str | None = None
+        self,
+        state: ServerState,
+        works: list[Work],
+        log_fields: dict[str, Any],
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> None:
         self._state = state
+        self._log_fields = log_fields
         self._engine = state.engine
         self._works = {work.index: work for work in works}
         self._progress = {work.index: _Progress(prompt_tokens=len(work.prompt_ids)) for work in works}
@@ -130,7 +138,19 @@ class Generation:
             self._record(index, "abort", now, None)
         self._running.clear()
         self._unsubmitted.clear()
+        self._describe()
         self._state.end()
+
+    def _describe(self) -> None:
+        """Leave the numbers of this request for the log."""
+        progress = self._progress.values()
+        first = min((p.first_token for p in progress if p.first_token is not None), default=None)
+        prompts = {id(work.prompt_ids): len(work.prompt_ids) for work in self._works.values()}
+        self._log_fields |= {
+            "prompt_tokens": sum(prompts.values()),
+            "completion_tokens": self.completion_tokens,
+            "ttft": None if first is None else round(first - self._arrived, 4),
+        }
 
     def _request_id(self, index: int) -> str:
         return f"{self._id}-{index}"

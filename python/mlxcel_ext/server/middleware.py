@@ -20,6 +20,8 @@ from .sse import ClientGone
 
 log = logging.getLogger("mlxcel_ext.server")
 
+#: Key of the ASGI scope under which handlers leave what the log shall say of their request.
+LOG_FIELDS = "mlxcel.log"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 #: Paths that probes, scrapers and browsers read without a key, as with vLLM: none shows a request's content.
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", "/dashboard", "/dashboard/data"})
@@ -37,6 +39,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope[LOG_FIELDS] = {}
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         started = time.monotonic()
@@ -75,6 +78,7 @@ class RequestLog:
             "path": scope["path"],
             "status": status,
             "seconds": round(seconds, 4),
+            **scope[LOG_FIELDS],
         }
         log.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})
 
