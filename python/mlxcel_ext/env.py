@@ -18,17 +18,20 @@ SWITCHES: dict[str, bool] = {
 }
 
 
-def flag(name: str, default: bool) -> bool:
-    """Value of a boolean variable. A malformed value is a ValueError, never a silent default."""
-    raw = os.environ.get(name)
-    if raw is None or raw == "":
-        return default
+def parse_flag(name: str, raw: str) -> bool:
+    """Truth value of a text. A malformed one is a ValueError, never a silent default."""
     value = raw.strip().lower()
     if value in _TRUE:
         return True
     if value in _FALSE:
         return False
     raise ValueError(f"{name} must be one of 1, true, on, yes, 0, false, off, no; got {raw!r}.")
+
+
+def flag(name: str, default: bool) -> bool:
+    """Value of a boolean variable, or the default where it is not set."""
+    raw = os.environ.get(name)
+    return default if raw is None or raw == "" else parse_flag(name, raw)
 
 
 def switch(name: str) -> bool:

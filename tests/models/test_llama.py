@@ -17,7 +17,12 @@ TOLERANCE = 2e-4
 
 
 # Every configuration plain, and every family quantized.
-CASES = [(name, 0) for name in tiny_model.CONFIGS] + [("llama-biases", 4), ("smollm", 8), ("qwen2", 4), ("qwen3", 4)]
+CASES = [(name, 0) for name in tiny_model.CONFIGS] + [
+    ("llama-biases", 4),
+    ("smollm", 8),
+    ("qwen2", 4),
+    ("qwen3", 4),
+]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)

@@ -48,7 +48,10 @@ def test_divisors_of_a_file_replace_the_rule():
 @pytest.mark.parametrize(
     ("scaling", "text"),
     [
-        ({"rope_type": "longrope"}, r"type 'longrope' is not supported. Known: default, linear, llama3, yarn"),
+        (
+            {"rope_type": "longrope"},
+            r"type 'longrope' is not supported. Known: default, linear, llama3, yarn",
+        ),
         ({"rope_type": "yarn"}, r"type 'yarn' has no field 'factor'"),
     ],
 )

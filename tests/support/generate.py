@@ -42,9 +42,15 @@ class PagedRunner:
         counts = [len(tokens) for tokens in new.values()]
         indptr = None if all(n == 1 for n in counts) else np.cumsum([0, *counts]).astype(np.int32)
         config = self.model.config
-        plan = plan_attention(table, indptr, num_qo_heads=config.num_qo_heads, num_kv_heads=config.num_kv_heads)
+        plan = plan_attention(
+            table, indptr, num_qo_heads=config.num_qo_heads, num_kv_heads=config.num_kv_heads
+        )
         batch = AttentionBatch(
-            mx.array(positions, mx.int32), table, indptr, plan, None if rows is None else mx.array(rows, mx.int32)
+            mx.array(positions, mx.int32),
+            table,
+            indptr,
+            plan,
+            None if rows is None else mx.array(rows, mx.int32),
         )
         packed = mx.array([token for tokens in new.values() for token in tokens], mx.int32)
         return self.model(packed, batch, self.kv)

@@ -54,7 +54,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama3-rope": _COMMON | {"model_type": "llama", "rope_scaling": _LLAMA3_ROPE},
     "linear-rope": _COMMON | {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 4.0}},
     "smollm": _COMMON
-    | {"model_type": "llama", "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
+    | {
+        "model_type": "llama",
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "tie_word_embeddings": True,
+    },
     "mistral-window": _COMMON
     | {
         "model_type": "mistral",
@@ -62,7 +67,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
     "qwen2": _COMMON
-    | {"model_type": "qwen2", "num_attention_heads": 2, "num_key_value_heads": 1, "rope_theta": 1e6, "head_dim": 64},
+    | {
+        "model_type": "qwen2",
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "rope_theta": 1e6,
+        "head_dim": 64,
+    },
     "qwen2-yarn": _COMMON
     | {"model_type": "qwen2", "num_attention_heads": 2, "num_key_value_heads": 2, "rope_scaling": _YARN_ROPE},
     "qwen3": _COMMON | {"model_type": "qwen3", "num_attention_heads": 5, "num_key_value_heads": 1},
@@ -76,14 +87,18 @@ def reference(config: dict[str, Any], *, bits: int = 0, seed: int = 0) -> nn.Mod
     mx.random.seed(seed)
     model = module.Model(module.ModelArgs.from_dict(config))
     # Norms and biases start as ones and small numbers: make all of them count.
-    model.update(tree_map(lambda a: a + 0.2 * mx.random.normal(a.shape) if a.ndim == 1 else a, model.parameters()))
+    model.update(
+        tree_map(lambda a: a + 0.2 * mx.random.normal(a.shape) if a.ndim == 1 else a, model.parameters())
+    )
     if bits:
         nn.quantize(model, 32, bits)
     mx.eval(model.parameters())
     return model
 
 
-def save(folder: pathlib.Path, config: dict[str, Any], model: nn.Module, *, bits: int = 0, shards: int = 1) -> None:
+def save(
+    folder: pathlib.Path, config: dict[str, Any], model: nn.Module, *, bits: int = 0, shards: int = 1
+) -> None:
     """The folder that mlx-lm and Hugging Face would write, with a byte-level tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = dict(tree_flatten(model.parameters()))
@@ -91,7 +106,9 @@ def save(folder: pathlib.Path, config: dict[str, Any], model: nn.Module, *, bits
     if shards == 1:
         mx.save_safetensors(str(folder / "model.safetensors"), weights)
     else:
-        placed = {name: f"model-{i % shards + 1:05}-of-{shards:05}.safetensors" for i, name in enumerate(names)}
+        placed = {
+            name: f"model-{i % shards + 1:05}-of-{shards:05}.safetensors" for i, name in enumerate(names)
+        }
         for file in set(placed.values()):
             part = {name: weights[name] for name in names if placed[name] == file}
             mx.save_safetensors(str(folder / file), part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -235,13 +235,17 @@ def _one_quantization(f: Fields) -> Quantization:
     return Quantization(f.integer("group_size"), f.integer("bits"), f.text("mode", "affine"))
 
 
-def from_gguf(metadata: Mapping[str, Any], source: str, architectures: Mapping[str, Any]) -> ModelConfig:
-    """Configuration from GGUF metadata. Whether the head is tied, the loader sees from the tensors.
+def from_gguf(
+    metadata: Mapping[str, Any], tensors: Collection[str], source: str, architectures: Mapping[str, Any]
+) -> ModelConfig:
+    """Configuration from GGUF metadata; what it leaves unsaid (biases, a tied head), the tensors tell.
 
     Parameters
     ----------
     metadata : mapping
         Keys and values of the file.
+    tensors : collection of str
+        Names of its tensors.
     source : str
         The file's name, for errors.
     architectures : mapping
@@ -281,7 +285,10 @@ def from_gguf(metadata: Mapping[str, Any], source: str, architectures: Mapping[s
         rope_theta=f.number("rope.freq_base", 10000.0),
         rotary_dim=f.integer("rope.dimension_count", head_dim),
         rope_scaling=_gguf_rope(f),
-        qkv_bias=family.qkv_bias,
+        tie_word_embeddings="output.weight" not in tensors,
+        qkv_bias=family.qkv_bias or "blk.0.attn_q.bias" in tensors,
+        output_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_up.bias" in tensors,
         qk_norm=family.qk_norm,
         windows=(window - 1,) * layers,
     )

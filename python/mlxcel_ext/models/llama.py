@@ -185,6 +185,7 @@ class _Layer:
             window_left=self._window,
             plan=batch.plan,
         )
+        assert isinstance(out, mx.array)
         return out.reshape(-1, heads * head_dim)
 
     def transform(

@@ -70,7 +70,7 @@ def load(
         template = ChatTemplate.from_folder(path, tokenizer.special_tokens)
     else:
         file = GGUFFile(path)
-        config = configs.from_gguf(file.metadata, str(path), ARCHITECTURES)
+        config = configs.from_gguf(file.metadata, file.tensors.keys(), str(path), ARCHITECTURES)
         source = GGUFWeights(file, config)
         tokenizer = Tokenizer.from_gguf(file.metadata, str(path))
         template = ChatTemplate.from_gguf(file.metadata, tokenizer.special_tokens)
@@ -80,7 +80,7 @@ def load(
         tie_word_embeddings=weights.tied(config),
         eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + tokenizer.eos_token_ids)),
     )
-    with reporter(progress, f"loading {name_or_path}") as step:
+    with reporter(progress, f"loading {path.name}") as step:
         model = build(config, weights, DTYPES[dtype] if dtype != "auto" else default_dtype(), step)
     return LoadedModel(model, tokenizer, config, name_or_path, template)
 
