@@ -242,3 +242,12 @@ def test_a_step_that_hangs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         go.set()
         assert answer.wait().finish_reason == "length"
         assert client.engine.health().state == "ok"
+
+
+def test_a_request_that_cannot_be_planned_fails_instead_of_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(fake_loaded()) as client:
+        client.ask([3, 5], greedy(2))
+        monkeypatch.setattr(client.engine._loop.scheduler, "_admit", lambda *_, **__: 0)
+        assert "no step can be planned" in (client.ask([4], greedy(2)).wait().error or "")
+        monkeypatch.undo()
+        assert client.ask([3, 5], greedy(4)).token_ids == expected([3, 5], 4)
