@@ -58,7 +58,9 @@ class Kernel:
 
 
 def cache_folder() -> pathlib.Path:
-    folder = pathlib.Path(os.environ.get("METAL_HOST_CACHE", pathlib.Path(tempfile.gettempdir()) / "metal_host"))
+    folder = pathlib.Path(
+        os.environ.get("METAL_HOST_CACHE", pathlib.Path(tempfile.gettempdir()) / "metal_host")
+    )
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -208,7 +210,9 @@ class CompiledSource:
             if name in ("", "used", "referenced", "invalid") or kind.startswith("auto"):
                 continue
             if "__generic" in kind or not re.search(r"__(global|local|private|constant)\b", kind):
-                found.add(f"{file}:{line}: error: '{name}' has type '{kind}': MSL needs an address space here")
+                found.add(
+                    f"{file}:{line}: error: '{name}' has type '{kind}': MSL needs an address space here"
+                )
         return sorted(found)
 
 

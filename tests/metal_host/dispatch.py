@@ -100,7 +100,9 @@ class Library(CompiledSource):
         """Run one dispatch; returns its issues as (kind, text). `threads` or `groups` gives the grid."""
         kernel = self.kernels[name]
         group = _three(group)
-        threads = _three(threads) if threads else tuple(a * b for a, b in zip(_three(groups), group, strict=True))
+        threads = (
+            _three(threads) if threads else tuple(a * b for a, b in zip(_three(groups), group, strict=True))
+        )
         self._set_constants(constants or {})
         wanted = {i for i, p in kernel.parameters if "function_constant" not in p.attributes}
         if missing := wanted - set(buffers):
