@@ -138,6 +138,14 @@ def test_damaged_header_is_a_value_error(file, at, value, text):
         GGUFFile(file)
 
 
+def test_parts_of_a_split_model_are_refused(tmp_path):
+    path = gguf_files.write(
+        tmp_path / "x.gguf", METADATA | {"split.count": 3}, {"x": (np.zeros((1, 32)), Q.F32)}
+    )
+    with pytest.raises(ValueError, match=r"x\.gguf: one of 3 parts of a model: join them first"):
+        GGUFFile(path)
+
+
 def test_unknown_types_are_named(tmp_path):
     path = gguf_files.write(tmp_path / "x.gguf", METADATA, {"odd.weight": (np.zeros((1, 32)), Q.Q8_0)})
     data = bytearray(path.read_bytes())

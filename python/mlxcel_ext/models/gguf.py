@@ -119,6 +119,11 @@ class GGUFFile:
         for _ in range(num_values):
             key = cursor.text("a metadata key")
             self.metadata[key] = cursor.value(cursor.scalar("<I", key), key)
+        if self.metadata.get("split.count", 1) > 1:
+            raise ValueError(
+                f"[gguf] {path}: one of {self.metadata['split.count']} parts of a model: join them first "
+                "(llama-gguf-split --merge)."
+            )
         headers = [self._read_header(cursor) for _ in range(num_tensors)]
         alignment = int(self.metadata.get("general.alignment", 32))
         start = -(-cursor.pos // alignment) * alignment
