@@ -80,12 +80,15 @@ class EngineLoop:
             self._kv,
             self._sampler,
             self.outcomes,
-            sampling=lambda row: row.request.job.sampling(row),
-            needs_tokens=lambda row: row.request.job.grammar is not None,
+            batch_invariant=(
+                mx.default_device() == mx.cpu if config.batch_invariant is None else config.batch_invariant
+            ),
         )
         self._in_flight: Step | None = None
         self._ended: list[str] = []
         self._with_deadline: dict[Job, None] = {}
+        #: time.monotonic() at which the turn under way began; None between turns.
+        self.turn_began: float | None = None
         self._failures = 0
         self._steps = 0
         self._step_seconds = 0.0
@@ -155,7 +158,7 @@ class EngineLoop:
 
     def turn(self) -> list[str]:
         """Submit a step and read the one before; returns the ids of requests that ended."""
-        started = time.perf_counter()
+        self.turn_began = started = time.monotonic()
         self._expire()
         previous, self._in_flight = self._in_flight, None
         step = self._submit(previous)
@@ -167,7 +170,8 @@ class EngineLoop:
         if step is not None and not self._config.pipeline:
             self._in_flight = None
             self._read(step, None)
-        self._step_seconds += time.perf_counter() - started
+        self._step_seconds += time.monotonic() - started
+        self.turn_began = None
         ended, self._ended = self._ended, []
         return ended
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from mlxcel_ext.engine import Engine, EngineConfig, EngineDeadError
 from mlxcel_ext.models.batch import AttentionBatch
 from mlxcel_ext.sampling_params import SamplingParams
-from tests.engine.client import SMALL, Answer, Client, serving
+from tests.engine.client import SMALL, WAIT, Answer, Client, serving
 from tests.support.fake_model import fake_loaded, generate
 
 POISON = 96
@@ -226,3 +227,18 @@ def test_answers_end_exactly_once_when_a_cancel_races_the_end() -> None:
                 time.sleep(0.001)
             client.engine.cancel(f"c{i}")
             assert answer.wait().finish_reason in ("abort", "length")
+
+
+def test_a_step_that_hangs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(fake_loaded(), stall_seconds=0.2) as client:
+        go, read = threading.Event(), client.engine._loop.runner.read
+        monkeypatch.setattr(client.engine._loop.runner, "read", lambda step: (go.wait(WAIT), read(step))[1])
+        answer = client.send([3, 5], greedy(4))
+        deadline = time.monotonic() + WAIT
+        while client.engine.health().state != "dead" and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert client.engine.health().state == "dead"
+        assert "has been running for" in client.engine.health().detail
+        go.set()
+        assert answer.wait().finish_reason == "length"
+        assert client.engine.health().state == "ok"
