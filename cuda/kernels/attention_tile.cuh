@@ -6,6 +6,7 @@
 
 namespace mlxcel::cuda {
 
+inline constexpr int kMaxTileTokens = 128;
 inline constexpr float kLog2e = 1.4426950408889634f;
 
 /// Device pointers of one attention launch; csrc/backend.h has the shapes. Absent inputs are null.
@@ -144,6 +145,10 @@ __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
                                                 int kv_head) {
   if (a.counters == nullptr || tile.group < 0 || tile.partial < 0) return;
   __shared__ bool is_last;
+  __shared__ int rows[kMaxTileTokens + 1];
+  for (int i = threadIdx.x; i <= tile.q_len; i += blockDim.x) {
+    rows[i] = __ldg(a.merge_indptr + tile.q_begin + i);
+  }
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -163,9 +168,8 @@ __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
   for (int item = threadIdx.x; item < tile.q_len * group * pieces; item += blockDim.x) {
     const int d = item % pieces * N, column = item / pieces;
     const int i = column / group, head = kv_head * group + column % group;
-    const int* rows = a.merge_indptr + tile.q_begin + i;
     const auto state = merge_rows<float, N>(a.partial_v + static_cast<int64_t>(head) * p.head_dim + d,
-                                            a.partial_lse + head, rows[0], rows[1], row_stride,
+                                            a.partial_lse + head, rows[i], rows[i + 1], row_stride,
                                             p.num_qo_heads);
     write_state<T, N>(p, a, direct, i, head, d, state, true);
   }

@@ -7,10 +7,27 @@ namespace mlxcel::cuda {
 // Tensor-core and asynchronous-copy instructions, sm_80 and later. Fragment layouts are those of
 // mma.m16n8k16: a lane holds rows lane / 4 (and + 8) and columns 2 * (lane % 4) (and + 1).
 
+/// A cache policy for data that is read once: it leaves the L2 cache first. Streaming K and V past
+/// the cache in this way saves the write-back of dirty lines that it would push out, and keeps what
+/// other kernels will read.
+__device__ __forceinline__ uint64_t read_once_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 /// Copies 16 bytes to shared memory past the registers; zeros where `valid` is false, and then the
 /// source is not read.
+__device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, bool valid,
+                                              uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(
+                   shared),
+               "l"(global), "r"(valid ? 16 : 0), "l"(policy)
+               : "memory");
+}
+
 __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, bool valid) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(valid ? 16 : 0)
                : "memory");
 }

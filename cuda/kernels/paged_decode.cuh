@@ -17,6 +17,7 @@ namespace mlxcel::cuda {
 template <class T, int D, int ColumnTiles, int Keys, int Stages>
 struct PagedDecode {
   static constexpr int kColumns = 8 * ColumnTiles;
+  static constexpr int kMaxWarps = 8;
   // One 16-byte piece of padding: neighbouring rows start in different banks for ldmatrix.
   static constexpr int kRow = D + 8;
   static constexpr int kStage = 2 * Keys * kRow;  // elements: K, then V
@@ -38,6 +39,7 @@ struct PagedDecode {
   const int kv_head, group, columns;  // columns: query rows in use
   const int warp, warps, lane;
   const int page_shift;
+  const uint64_t policy;
   uint32_t ring;       // shared address of the warp's buffers
   uint32_t query;      // shared address of Q, where it is not in registers
   int origin, blocks;  // first slot of block 0; runs of `Keys` slots of all warps together
@@ -57,7 +59,8 @@ struct PagedDecode {
         warp(threadIdx.x / kWarp),
         warps(blockDim.x / kWarp),
         lane(threadIdx.x % kWarp),
-        page_shift(page_shift_of(p)) {
+        page_shift(page_shift_of(p)),
+        policy(read_once_policy()) {
     query = shared_address(shared);
     ring = query + kQueryBytes + warp * kWarpBytes;
     // Runs of keys start at page boundaries of the span where they can, for aligned copies.
@@ -94,9 +97,9 @@ struct PagedDecode {
       const bool valid = from >= 0;
       const int64_t source = valid ? from + column : 0;
       const uint32_t target = to + static_cast<uint32_t>((row * kRow + column) * sizeof(T));
-      copy_async_16(target, static_cast<const T*>(a.k_pages) + source, valid);
+      copy_async_16(target, static_cast<const T*>(a.k_pages) + source, valid, policy);
       copy_async_16(target + static_cast<uint32_t>(Keys * kRow * sizeof(T)),
-                    static_cast<const T*>(a.v_pages) + source, valid);
+                    static_cast<const T*>(a.v_pages) + source, valid, policy);
     }
   }
 
@@ -342,22 +345,28 @@ struct PagedDecode {
     for (int item = threadIdx.x; item < columns * kPieces; item += blockDim.x) {
       const int column = item / kPieces, d = item % kPieces * N;
       MergedState<N> state;
-      auto of_warp = [&](int w) {
-        return reinterpret_cast<const float*>(shared + kQueryBytes + w * kWarpBytes);
-      };
-      for (int w = 0; w < warps; ++w) {
-        state.max = fmaxf(state.max, of_warp(w)[kColumns * kStateRow + column * 2]);
+      float weight[kMaxWarps];
+      float4 x[kMaxWarps];
+#pragma unroll
+      for (int w = 0; w < kMaxWarps; ++w) {
+        if (w < warps) {
+          const float* from = reinterpret_cast<const float*>(shared + kQueryBytes + w * kWarpBytes);
+          weight[w] = from[kColumns * kStateRow + column * 2];
+          x[w] = *reinterpret_cast<const float4*>(from + column * kStateRow + d);
+          state.max = fmaxf(state.max, weight[w]);
+        }
       }
-      for (int w = 0; w < warps; ++w) {
-        const float* from = of_warp(w);
-        const float2 stat = *reinterpret_cast<const float2*>(from + kColumns * kStateRow + column * 2);
-        const float4 x = *reinterpret_cast<const float4*>(from + column * kStateRow + d);
-        const float weight = weight_of(stat.x, state.max);
-        state.sum += stat.y * weight;
-        state.v[0] += x.x * weight;
-        state.v[1] += x.y * weight;
-        state.v[2] += x.z * weight;
-        state.v[3] += x.w * weight;
+#pragma unroll
+      for (int w = 0; w < kMaxWarps; ++w) {
+        if (w < warps) {
+          const float* from = reinterpret_cast<const float*>(shared + kQueryBytes + w * kWarpBytes);
+          weight[w] = weight_of(weight[w], state.max);
+          state.sum += from[kColumns * kStateRow + column * 2 + 1] * weight[w];
+          state.v[0] += x[w].x * weight[w];
+          state.v[1] += x[w].y * weight[w];
+          state.v[2] += x[w].z * weight[w];
+          state.v[3] += x[w].w * weight[w];
+        }
       }
       write_state<T, N>(p, a, view.tile, column / group, kv_head * group + column % group, d, state,
                         true);
