@@ -6,10 +6,9 @@
 
 namespace mlxcel::cuda {
 
-void launch_rope_append(const RopeAppendParams& params, const void* q, const void* k,
-                        const void* v, const int32_t* slots, const int32_t* positions,
-                        const float* inv_freq, void* q_rot, void* k_pages, void* v_pages,
-                        Launch& launch) {
+void launch_rope_append(const RopeAppendParams& params, const void* q, const void* k, const void* v,
+                        const int32_t* slots, const int32_t* positions, const float* inv_freq,
+                        void* q_rot, void* k_pages, void* v_pages, Launch& launch) {
   if (params.num_tokens == 0) return;
   dispatch(params.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -22,17 +21,19 @@ void launch_rope_append(const RopeAppendParams& params, const void* q, const voi
       const int work = (items + per_thread - 1) / per_thread;  // threads for one token
       const int slices = (work + 511) / 512;
       const int threads = ((work + slices - 1) / slices + 31) / 32 * 32;
-      launch(kernel,
-             dim3(static_cast<unsigned>(params.num_tokens), static_cast<unsigned>(slices)), threads,
-             params.rotary_dim / 2 * sizeof(float2), params, static_cast<const T*>(q),
+      launch(kernel, dim3(static_cast<unsigned>(params.num_tokens), static_cast<unsigned>(slices)),
+             threads, params.rotary_dim / 2 * sizeof(float2), params, static_cast<const T*>(q),
              static_cast<const T*>(k), static_cast<const T*>(v), slots, positions, inv_freq,
              static_cast<T*>(q_rot), static_cast<T*>(k_pages), static_cast<T*>(v_pages));
     };
     // A token is little work. Where tokens are few, it is spread over many threads; where they fill
     // the GPU, each thread keeps more loads in flight instead.
-    if (!wide) run(rope_append_kernel<T, 1, 1>, 1);
-    else if (params.num_tokens <= 2 * device_info().num_sms) run(rope_append_kernel<T, kWide<T>, 1>, 1);
-    else run(rope_append_kernel<T, kWide<T>, 4>, 4);
+    if (!wide)
+      run(rope_append_kernel<T, 1, 1>, 1);
+    else if (params.num_tokens <= 2 * device_info().num_sms)
+      run(rope_append_kernel<T, kWide<T>, 1>, 1);
+    else
+      run(rope_append_kernel<T, kWide<T>, 4>, 4);
   });
 }
 

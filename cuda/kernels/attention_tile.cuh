@@ -1,34 +1,14 @@
 #pragma once
 
+#include "attention_arrays.h"
 #include "kernels/merge_states.cuh"
 #include "kernels/mma.cuh"
-#include "params/paged_attention.h"
+#include "kernels/reduce.cuh"
 
 namespace mlxcel::cuda {
 
 inline constexpr int kMaxTileTokens = 128;
 inline constexpr float kLog2e = 1.4426950408889634f;
-
-/// Device pointers of one attention launch; csrc/backend.h has the shapes. Absent inputs are null.
-struct AttentionArrays {
-  const void* q;
-  const void* k_pages;
-  const void* v_pages;
-  const int32_t* kv_indptr;
-  const int32_t* kv_indices;
-  const int32_t* kv_last_page_len;
-  const AttentionTile* tiles;
-  const int32_t* merge_indptr;
-  const int32_t* qo_indptr;
-  const int32_t* first_page_offset;
-  const float* sinks;
-  void* out;           // null where only partial states are wanted
-  float* lse;          // null where not wanted
-  float* partial_v;    // [num_partials, Hq, D] f32
-  float* partial_lse;  // [num_partials, Hq]
-  int32_t* counters;   // [num_groups, Hkv] zeros; null: nothing is merged inside the launch
-  int32_t num_indices;
-};
 
 /// One tile with what its request's row of the page table says. Tokens are counted in slots of the
 /// request's page row: token s is slot s % page_size of page s / page_size.
@@ -89,6 +69,45 @@ __device__ __forceinline__ void prefetch_tables(const PagedAttentionParams& p,
   }
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kLine;
   if (threadIdx.x == 0 && index < a.num_indices) prefetch_l2(a.kv_indices + index);
+}
+
+/// Copies the K and V of `Rows` neighbouring slots into shared memory, rows of D + 8 elements.
+/// Called by a whole warp; `page` is the page id of slot + lane % Rows. Slots that no query sees
+/// read as zeros: what is in the pool there may be NaN, and must not be touched past the request's
+/// pages.
+template <class T, int D, int Rows, bool ReadOnce>
+__device__ __forceinline__ void copy_rows(const PagedAttentionParams& p, const AttentionArrays& a,
+                                          const TileView& view, int kv_head, int slot, int page,
+                                          uint32_t k_shared, uint32_t v_shared, uint64_t policy) {
+  constexpr int kPieces = D / 8;  // 16-byte pieces a row
+  const int lane = threadIdx.x % kWarp, mine = slot + lane % Rows;
+  // Offset of this lane's slot in the pools, or -1.
+  int64_t offset = static_cast<int64_t>(page) * p.stride_page +
+                   static_cast<int64_t>(mine & (p.page_size - 1)) * p.stride_token +
+                   static_cast<int64_t>(kv_head) * p.stride_head;
+  if (mine < view.begin || mine >= view.end) offset = -1;
+#pragma unroll
+  for (int i = 0; i < Rows * kPieces / kWarp; ++i) {
+    const int piece = i * kWarp + lane, row = piece / kPieces, column = piece % kPieces * 8;
+    const int64_t from = __shfl_sync(0xffffffffu, offset, row);
+    const bool valid = from >= 0;
+    const int64_t source = valid ? from + column : 0;
+    const uint32_t to = static_cast<uint32_t>((row * (D + 8) + column) * sizeof(T));
+    const T* k = static_cast<const T*>(a.k_pages) + source;
+    const T* v = static_cast<const T*>(a.v_pages) + source;
+    if constexpr (ReadOnce) {
+      copy_async_16(k_shared + to, k, valid, policy);
+      copy_async_16(v_shared + to, v, valid, policy);
+    } else {
+      copy_async_16(k_shared + to, k, valid);
+      copy_async_16(v_shared + to, v, valid);
+    }
+  }
+}
+
+/// The page id of a slot, 0 where the tile does not read it.
+__device__ __forceinline__ int page_of(const TileView& view, int page_shift, int slot) {
+  return slot < view.end ? __ldg(view.pages + (slot >> page_shift)) : 0;
 }
 
 /// Logits in log2 units: scaled, and capped where a cap is set.
@@ -168,9 +187,9 @@ __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
   for (int item = threadIdx.x; item < tile.q_len * group * pieces; item += blockDim.x) {
     const int d = item % pieces * N, column = item / pieces;
     const int i = column / group, head = kv_head * group + column % group;
-    const auto state = merge_rows<float, N>(a.partial_v + static_cast<int64_t>(head) * p.head_dim + d,
-                                            a.partial_lse + head, rows[i], rows[i + 1], row_stride,
-                                            p.num_qo_heads);
+    const auto state = merge_rows<float, N>(
+        a.partial_v + static_cast<int64_t>(head) * p.head_dim + d, a.partial_lse + head, rows[i],
+        rows[i + 1], row_stride, p.num_qo_heads);
     write_state<T, N>(p, a, direct, i, head, d, state, true);
   }
 }

@@ -25,7 +25,9 @@ struct MergedState {
     for (int i = 0; i < N; ++i) v[i] *= keep;
   }
 
-  __device__ __forceinline__ float lse() const { return sum == 0.0f ? -INFINITY : max + log2f(sum); }
+  __device__ __forceinline__ float lse() const {
+    return sum == 0.0f ? -INFINITY : max + log2f(sum);
+  }
   __device__ __forceinline__ float scale() const { return sum == 0.0f ? 0.0f : 1.0f / sum; }
 };
 

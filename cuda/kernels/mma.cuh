@@ -20,10 +20,10 @@ __device__ __forceinline__ uint64_t read_once_policy() {
 /// source is not read.
 __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, bool valid,
                                               uint64_t policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(
-                   shared),
-               "l"(global), "r"(valid ? 16 : 0), "l"(policy)
-               : "memory");
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared),
+      "l"(global), "r"(valid ? 16 : 0), "l"(policy)
+      : "memory");
 }
 
 __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, bool valid) {

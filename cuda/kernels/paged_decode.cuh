@@ -69,38 +69,19 @@ struct PagedDecode {
     blocks = view.end > view.begin ? (view.end - origin + Keys - 1) / Keys : 0;
   }
 
-  /// The page id of this lane's key in a block (lane % Keys), 0 where there is none.
-  __device__ __forceinline__ int page_of(int block) const {
-    const int slot = origin + block * Keys + lane % Keys;
-    return slot < view.end ? __ldg(view.pages + (slot >> page_shift)) : 0;
-  }
-
   __device__ __forceinline__ uint32_t stage_address(int stage) const {
     return ring + static_cast<uint32_t>(stage * kStage * sizeof(T));
   }
 
-  /// Starts the copy of a block's K and V. Slots that no query sees read as zeros: what is in the
-  /// pool there may be NaN, and must not be touched past the request's pages.
+  /// The page id of this lane's key in a block.
+  __device__ __forceinline__ int page_in(int block) const {
+    return page_of(view, page_shift, origin + block * Keys + lane % Keys);
+  }
+
   __device__ __forceinline__ void copy_block(int block, int stage, int page) const {
-    const int slot = origin + block * Keys + lane % Keys;
-    // Offset of this lane's key in the pools, or -1.
-    int64_t offset = static_cast<int64_t>(page) * p.stride_page +
-                     static_cast<int64_t>(slot & (p.page_size - 1)) * p.stride_token +
-                     static_cast<int64_t>(kv_head) * p.stride_head;
-    if (slot < view.begin || slot >= view.end) offset = -1;
     const uint32_t to = stage_address(stage);
-    constexpr int kPieces = D / 8;  // 16-byte pieces a row
-#pragma unroll
-    for (int i = 0; i < Keys * kPieces / kWarp; ++i) {
-      const int piece = i * kWarp + lane, row = piece / kPieces, column = piece % kPieces * 8;
-      const int64_t from = __shfl_sync(0xffffffffu, offset, row);
-      const bool valid = from >= 0;
-      const int64_t source = valid ? from + column : 0;
-      const uint32_t target = to + static_cast<uint32_t>((row * kRow + column) * sizeof(T));
-      copy_async_16(target, static_cast<const T*>(a.k_pages) + source, valid, policy);
-      copy_async_16(target + static_cast<uint32_t>(Keys * kRow * sizeof(T)),
-                    static_cast<const T*>(a.v_pages) + source, valid, policy);
-    }
+    copy_rows<T, D, Keys, true>(p, a, view, kv_head, origin + block * Keys, page, to,
+                                to + static_cast<uint32_t>(Keys * kRow * sizeof(T)), policy);
   }
 
   /// Pointer to the query row of a column, which must be in use.
@@ -269,7 +250,7 @@ struct PagedDecode {
   __device__ __forceinline__ void stream() {
     int page[Stages];
 #pragma unroll
-    for (int i = 0; i < Stages; ++i) page[i] = page_of(warp + i * warps);
+    for (int i = 0; i < Stages; ++i) page[i] = page_in(warp + i * warps);
     if constexpr (kQueryInRegisters) load_query();  // in flight together with the page ids
 #pragma unroll
     for (int i = 0; i < Stages - 1; ++i) {
@@ -297,7 +278,7 @@ struct PagedDecode {
       __syncwarp();
       const int ahead = block + (Stages - 1) * warps;
       const int page_now = next;
-      next = page_of(ahead + warps);
+      next = page_in(ahead + warps);
       if (ahead < blocks) copy_block(ahead, empty, page_now);
       copy_async_commit();
 
