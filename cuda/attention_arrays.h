@@ -25,6 +25,7 @@ struct AttentionArrays {
   float* partial_lse;   // [num_partials, Hq]
   int32_t* counters;    // [num_groups, Hkv] zeros; null: nothing is merged inside the launch
   int32_t num_indices;  // elements of kv_indices
+  int32_t evict_first;  // set by the launcher: K and V leave the L2 cache first
 };
 
 }  // namespace mlxcel::cuda

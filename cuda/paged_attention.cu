@@ -62,10 +62,12 @@ Choices possible(const PagedAttentionParams& p, const DeviceInfo& device) {
         with_head_dim(p.head_dim, [&]<int D>() { return attention_limits<D>(); });
     const int tiles = rows <= 8 ? 1 : rows <= 16 ? 2 : 4, index = tiles / 2;
     if (rows <= 8 * std::min(tiles, limits.max_column_tiles)) {
-      // As many warps as fit one block an SM, up to eight (2026-11-29, H200: eight warps of one
-      // block beat two blocks of four by 3 to 8 % up to 16 MB of KV, and tie above).
+      // One wave of blocks: eight warps a block fill an SM. More waves: two blocks of four, so that
+      // one starts while the other is busy (2026-11-29, H200: 3 to 8 % and 4 to 18 % apart).
+      const int wanted =
+          static_cast<int64_t>(p.num_tiles) * p.num_kv_heads <= device.num_sms ? 8 : 4;
       const int warps = std::min(
-          8, (device.max_shared_bytes - limits.query_bytes[index]) / limits.warp_bytes[index]);
+          wanted, (device.max_shared_bytes - limits.query_bytes[index]) / limits.warp_bytes[index]);
       if (warps > 0) choices.add({AttentionKernel::decode, tiles, warps});
     }
     if (rows <= 128 && limits.ragged_bytes <= device.max_shared_bytes) {
@@ -133,10 +135,16 @@ AttentionConfig choose_attention(const PagedAttentionParams& params, const Devic
   return config;
 }
 
-void launch_paged_attention(const PagedAttentionParams& params, const AttentionArrays& arrays,
+void launch_paged_attention(const PagedAttentionParams& params, const AttentionArrays& inputs,
                             Launch& launch) {
   if (params.num_tiles == 0) return;
   const AttentionConfig config = choose_attention(params, device_info());
+  AttentionArrays arrays = inputs;
+  // K and V of up to a few times the L2 cache stream past it: what it holds (dirty lines too, which
+  // would have to be written back first) stays. Above, that costs 3 % of the bandwidth instead.
+  const int64_t kv_bytes = static_cast<int64_t>(inputs.num_indices) * params.page_size *
+                           params.num_kv_heads * params.head_dim * 4;
+  arrays.evict_first = kv_bytes <= int64_t{6} * device_info().l2_bytes ? 1 : 0;
   if (config.kernel == AttentionKernel::simple) {
     dispatch(params.dtype, [&](auto type) {
       launch(paged_simple_kernel<typename decltype(type)::type>,

@@ -1,7 +1,5 @@
 #include "kernels/rope_append.cuh"
 
-#include <algorithm>
-
 #include "launchers.h"
 
 namespace mlxcel::cuda {
@@ -17,23 +15,18 @@ void launch_rope_append(const RopeAppendParams& params, const void* q, const voi
                       all_aligned(16, q, k, v, q_rot, k_pages, v_pages);
     const int n = wide ? kWide<T> : 1;
     const int items = rope_items(params, n) * (params.num_qo_heads + 2 * params.num_kv_heads);
-    auto run = [&](auto kernel, int per_thread) {
-      const int work = (items + per_thread - 1) / per_thread;  // threads for one token
-      const int slices = (work + 511) / 512;
-      const int threads = ((work + slices - 1) / slices + 31) / 32 * 32;
+    auto run = [&](auto kernel) {
+      const int slices = (items + 511) / 512;
+      const int threads = ((items + slices - 1) / slices + 31) / 32 * 32;
       launch(kernel, dim3(static_cast<unsigned>(params.num_tokens), static_cast<unsigned>(slices)),
              threads, params.rotary_dim / 2 * sizeof(float2), params, static_cast<const T*>(q),
              static_cast<const T*>(k), static_cast<const T*>(v), slots, positions, inv_freq,
              static_cast<T*>(q_rot), static_cast<T*>(k_pages), static_cast<T*>(v_pages));
     };
-    // A token is little work. Where tokens are few, it is spread over many threads; where they fill
-    // the GPU, each thread keeps more loads in flight instead.
-    if (!wide)
-      run(rope_append_kernel<T, 1, 1>, 1);
-    else if (params.num_tokens <= 2 * device_info().num_sms)
-      run(rope_append_kernel<T, kWide<T>, 1>, 1);
+    if (wide)
+      run(rope_append_kernel<T, kWide<T>>);
     else
-      run(rope_append_kernel<T, kWide<T>, 4>, 4);
+      run(rope_append_kernel<T, 1>);
   });
 }
 

@@ -7,13 +7,12 @@ namespace mlxcel::cuda {
 // Tensor-core and asynchronous-copy instructions, sm_80 and later. Fragment layouts are those of
 // mma.m16n8k16: a lane holds rows lane / 4 (and + 8) and columns 2 * (lane % 4) (and + 1).
 
-/// A cache policy for data that is read once: it leaves the L2 cache first. Streaming K and V past
-/// the cache in this way saves the write-back of dirty lines that it would push out, and keeps what
-/// other kernels will read.
-__device__ __forceinline__ uint64_t read_once_policy() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
+/// A cache policy: data that is read once may leave the L2 cache first.
+__device__ __forceinline__ uint64_t l2_policy(bool evict_first) {
+  uint64_t first, normal;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+  return evict_first ? first : normal;
 }
 
 /// Copies 16 bytes to shared memory past the registers; zeros where `valid` is false, and then the

@@ -60,7 +60,7 @@ struct PagedDecode {
         warps(blockDim.x / kWarp),
         lane(threadIdx.x % kWarp),
         page_shift(page_shift_of(p)),
-        policy(read_once_policy()) {
+        policy(l2_policy(a.evict_first != 0)) {
     query = shared_address(shared);
     ring = query + kQueryBytes + warp * kWarpBytes;
     // Runs of keys start at page boundaries of the span where they can, for aligned copies.

@@ -89,9 +89,9 @@ struct RopeItem {
   }
 };
 
-/// Grid (tokens, slices of the token's heads); Items items a thread, all loaded before the first is
-/// turned. The cosines of a token are made once a block, while those loads are in flight.
-template <class T, int N, int Items>
+/// Grid (tokens, slices of the token's heads), one item a thread. The cosines of a token are made
+/// once a block, while the loads of its data are in flight.
+template <class T, int N>
 __global__ void rope_append_kernel(const __grid_constant__ RopeAppendParams p,
                                    const T* __restrict__ q, const T* __restrict__ k,
                                    const T* __restrict__ v, const int* __restrict__ slots,
@@ -100,31 +100,17 @@ __global__ void rope_append_kernel(const __grid_constant__ RopeAppendParams p,
                                    T* __restrict__ k_pages, T* __restrict__ v_pages) {
   extern __shared__ float2 cos_sin[];  // [rotary_dim / 2]
   const int64_t token = blockIdx.x;
-  const int items = rope_items(p, N), half = p.rotary_dim / 2;
-  const int start = blockIdx.y * blockDim.x * Items + threadIdx.x;
   const int slot = slots[token], position = positions[token];
-  Vec<T, N> first[Items], second[Items];
-#pragma unroll
-  for (int i = 0; i < Items; ++i) {
-    RopeItem<T, N> item(p, start + i * blockDim.x, items);
-    item.load(p, token, q, k, v);
-    first[i] = item.first;
-    second[i] = item.second;
-  }
-  for (int i = threadIdx.x; i < half; i += blockDim.x) {
+  RopeItem<T, N> item(p, blockIdx.y * blockDim.x + threadIdx.x, rope_items(p, N));
+  item.load(p, token, q, k, v);
+  for (int i = threadIdx.x; i < p.rotary_dim / 2; i += blockDim.x) {
     float sine, cosine;
     sincosf(static_cast<float>(position) * inv_freq[i], &sine, &cosine);
     cos_sin[i] = make_float2(cosine * p.scale, sine * p.scale);
   }
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < Items; ++i) {
-    RopeItem<T, N> item(p, start + i * blockDim.x, items);
-    item.first = first[i];
-    item.second = second[i];
-    item.rotate(p, cos_sin);
-    item.store(p, token, slot, q_rot, k_pages, v_pages);
-  }
+  item.rotate(p, cos_sin);
+  item.store(p, token, slot, q_rot, k_pages, v_pages);
 }
 
 }  // namespace mlxcel::cuda
