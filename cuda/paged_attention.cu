@@ -42,6 +42,8 @@ const char* name(AttentionKernel kernel) {
       return "decode";
     case AttentionKernel::ragged:
       return "ragged";
+    case AttentionKernel::ragged_sm90:
+      return "ragged_sm90";
     default:
       return "simple";
   }
@@ -49,7 +51,7 @@ const char* name(AttentionKernel kernel) {
 
 /// Every kernel that can serve the launch, best first.
 struct Choices {
-  AttentionConfig at[3];
+  AttentionConfig at[4];
   int count = 0;
   void add(AttentionConfig config) { at[count++] = config; }
 };
@@ -69,6 +71,9 @@ Choices possible(const PagedAttentionParams& p, const DeviceInfo& device) {
       const int warps = std::min(
           wanted, (device.max_shared_bytes - limits.query_bytes[index]) / limits.warp_bytes[index]);
       if (warps > 0) choices.add({AttentionKernel::decode, tiles, warps});
+    }
+    if (rows <= 128 && limits.has_sm90 && device.arch == 90) {
+      choices.add({AttentionKernel::ragged_sm90, 0, 8});
     }
     if (rows <= 128 && limits.ragged_bytes <= device.max_shared_bytes) {
       choices.add({AttentionKernel::ragged, 0, 0});

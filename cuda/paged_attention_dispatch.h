@@ -12,7 +12,8 @@ enum class AttentionKernel {
   decode,  // keys as rows of the product; up to 32 query rows a tile (paged_decode.cuh)
   ragged,  // query rows as rows of the product; up to 128 a tile, decode tiles in the same launch
            // (paged_ragged.cuh)
-  simple,  // f32 arithmetic; everything else (paged_simple.cuh)
+  ragged_sm90,  // the same with warpgroup products, head_dim 64 and 128 (paged_ragged_sm90.cuh)
+  simple,       // f32 arithmetic; everything else (paged_simple.cuh)
 };
 
 struct AttentionConfig {
@@ -31,6 +32,7 @@ struct AttentionLimits {
   int max_column_tiles;
   int warp_bytes[3];   // shared memory of a decode warp, with 1, 2 and 4 column tiles
   int query_bytes[3];  // on top, whatever the number of warps
+  bool has_sm90;       // a ragged_sm90 kernel exists
   int ragged_bytes;    // of a ragged block
 };
 

@@ -71,37 +71,38 @@ __device__ __forceinline__ void prefetch_tables(const PagedAttentionParams& p,
   if (threadIdx.x == 0 && index < a.num_indices) prefetch_l2(a.kv_indices + index);
 }
 
-/// Copies the K and V of `Rows` neighbouring slots into shared memory, rows of D + 8 elements.
-/// Called by a whole warp; `page` is the page id of slot + lane % Rows. Slots that no query sees
-/// read as zeros: what is in the pool there may be NaN, and must not be touched past the request's
-/// pages.
-template <class T, int D, int Rows, bool ReadOnce>
-__device__ __forceinline__ void copy_rows(const PagedAttentionParams& p, const AttentionArrays& a,
-                                          const TileView& view, int kv_head, int slot, int page,
-                                          uint32_t k_shared, uint32_t v_shared, uint64_t policy) {
+/// Offset of a slot of the tile in the pools, or -1 where no query sees it: such slots read as
+/// zeros. What is there may be NaN, and must not be touched past the request's pages.
+__device__ __forceinline__ int64_t pool_offset(const PagedAttentionParams& p, const TileView& view,
+                                               int kv_head, int slot, int page) {
+  if (slot < view.begin || slot >= view.end) return -1;
+  return static_cast<int64_t>(page) * p.stride_page +
+         static_cast<int64_t>(slot & (p.page_size - 1)) * p.stride_token +
+         static_cast<int64_t>(kv_head) * p.stride_head;
+}
+
+/// Shared memory rows of D elements and 16 bytes of padding: neighbouring rows start in different
+/// banks for ldmatrix.
+template <class T, int D>
+struct PaddedRows {
+  static __device__ __forceinline__ uint32_t offset(int row, int column) {
+    return static_cast<uint32_t>((row * (D + 8) + column) * sizeof(T));
+  }
+};
+
+/// Starts the copy of `Rows` neighbouring slots of a pool into rows [first_row, first_row + Rows)
+/// of shared memory. Called by a whole warp, whose lane l gives the pool_offset of slot l % Rows.
+template <class T, int D, int Rows, class Layout, class Policy = DefaultPolicy>
+__device__ __forceinline__ void copy_rows(const void* pool, int64_t offset, uint32_t shared,
+                                          int first_row, Policy policy = {}) {
   constexpr int kPieces = D / 8;  // 16-byte pieces a row
-  const int lane = threadIdx.x % kWarp, mine = slot + lane % Rows;
-  // Offset of this lane's slot in the pools, or -1.
-  int64_t offset = static_cast<int64_t>(page) * p.stride_page +
-                   static_cast<int64_t>(mine & (p.page_size - 1)) * p.stride_token +
-                   static_cast<int64_t>(kv_head) * p.stride_head;
-  if (mine < view.begin || mine >= view.end) offset = -1;
 #pragma unroll
   for (int i = 0; i < Rows * kPieces / kWarp; ++i) {
-    const int piece = i * kWarp + lane, row = piece / kPieces, column = piece % kPieces * 8;
+    const int piece = i * kWarp + static_cast<int>(threadIdx.x) % kWarp;
+    const int row = piece / kPieces, column = piece % kPieces * 8;
     const int64_t from = __shfl_sync(0xffffffffu, offset, row);
-    const bool valid = from >= 0;
-    const int64_t source = valid ? from + column : 0;
-    const uint32_t to = static_cast<uint32_t>((row * (D + 8) + column) * sizeof(T));
-    const T* k = static_cast<const T*>(a.k_pages) + source;
-    const T* v = static_cast<const T*>(a.v_pages) + source;
-    if constexpr (ReadOnce) {
-      copy_async_16(k_shared + to, k, valid, policy);
-      copy_async_16(v_shared + to, v, valid, policy);
-    } else {
-      copy_async_16(k_shared + to, k, valid);
-      copy_async_16(v_shared + to, v, valid);
-    }
+    copy_async_16(shared + Layout::offset(first_row + row, column),
+                  static_cast<const T*>(pool) + (from >= 0 ? from + column : 0), from >= 0, policy);
   }
 }
 

@@ -25,7 +25,11 @@ __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* globa
       : "memory");
 }
 
-__device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, bool valid) {
+/// The cache's own policy.
+struct DefaultPolicy {};
+
+__device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, bool valid,
+                                              DefaultPolicy = {}) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(valid ? 16 : 0)
                : "memory");

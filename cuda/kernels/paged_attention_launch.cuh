@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/paged_ragged.cuh"
+#include "kernels/paged_ragged_sm90.cuh"
 #include "paged_attention_dispatch.h"
 
 namespace mlxcel::cuda {
@@ -26,6 +26,18 @@ struct AttentionShapes {
   template <class T>
   using Ragged = PagedRagged<T, D, kRaggedWarps, kRaggedRowTiles, kRaggedKeys>;
 
+  // Warpgroup products: where the accumulators of 64 rows a warpgroup fit the registers.
+#if defined(MLXCEL_CUDA_SM90A)
+  static constexpr bool kHasSm90 = D == 64 || D == 128;
+#else
+  static constexpr bool kHasSm90 = false;
+#endif
+
+  template <class T>
+  static int sm90_shared_bytes() {
+    return std::max(PagedRaggedSm90<T, D>::kSharedBytes, Decode<T, 1>::shared_bytes(8));
+  }
+
   template <class T>
   static int ragged_shared_bytes() {
     return std::max(Ragged<T>::kSharedBytes, Decode<T, 1>::shared_bytes(kRaggedWarps));
@@ -43,6 +55,13 @@ void launch_attention(const AttentionConfig& config, const PagedAttentionParams&
            grid, Shapes::kRaggedWarps * kWarp, Shapes::template ragged_shared_bytes<T>(), params,
            arrays);
     return;
+  }
+  if constexpr (Shapes::kHasSm90) {
+    if (config.kernel == AttentionKernel::ragged_sm90) {
+      launch(paged_ragged_sm90_kernel<T, D, Shapes::kDecodeStages>, grid, 8 * kWarp,
+             Shapes::template sm90_shared_bytes<T>(), params, arrays);
+      return;
+    }
   }
   auto decode = [&]<int ColumnTiles>() {
     launch(paged_decode_kernel<T, D, ColumnTiles, Shapes::kDecodeKeys, Shapes::kDecodeStages>, grid,
@@ -70,6 +89,7 @@ AttentionLimits attention_limits() {
   put.template operator()<1>(0);
   put.template operator()<2>(1);
   put.template operator()<4>(2);
+  limits.has_sm90 = Shapes::kHasSm90;
   limits.ragged_bytes = Shapes::template ragged_shared_bytes<bf16>();
   return limits;
 }

@@ -49,7 +49,7 @@ struct PagedDecode {
   float row_max[ColumnTiles][2], row_sum[ColumnTiles][2];
 
   __device__ PagedDecode(const PagedAttentionParams& p, const AttentionArrays& a,
-                         const TileView& view, int kv_head, char* shared)
+                         const TileView& view, int kv_head, int warps, char* shared)
       : p(p),
         a(a),
         view(view),
@@ -57,7 +57,7 @@ struct PagedDecode {
         group(p.num_qo_heads / p.num_kv_heads),
         columns(view.tile.q_len * (p.num_qo_heads / p.num_kv_heads)),
         warp(threadIdx.x / kWarp),
-        warps(blockDim.x / kWarp),
+        warps(warps),
         lane(threadIdx.x % kWarp),
         page_shift(page_shift_of(p)),
         policy(l2_policy(a.evict_first != 0)) {
@@ -79,9 +79,10 @@ struct PagedDecode {
   }
 
   __device__ __forceinline__ void copy_block(int block, int stage, int page) const {
+    const int64_t from = pool_offset(p, view, kv_head, origin + block * Keys + lane % Keys, page);
     const uint32_t to = stage_address(stage);
-    copy_rows<T, D, Keys, true>(p, a, view, kv_head, origin + block * Keys, page, to,
-                                to + static_cast<uint32_t>(Keys * kRow * sizeof(T)), policy);
+    copy_rows<T, D, Keys, PaddedRows<T, D>>(a.k_pages, from, to, 0, policy);
+    copy_rows<T, D, Keys, PaddedRows<T, D>>(a.v_pages, from, to, Keys, policy);
   }
 
   /// Pointer to the query row of a column, which must be in use.
@@ -293,8 +294,8 @@ struct PagedDecode {
     copy_async_wait<0>();
   }
 
-  /// Puts this warp's state into shared memory and merges those of all warps.
-  __device__ __forceinline__ void finish(char* shared) {
+  /// Puts this warp's state into its part of shared memory.
+  __device__ __forceinline__ void store_state(char* shared) {
     __syncwarp();
     char* mine = shared + kQueryBytes + warp * kWarpBytes;
     float* values = reinterpret_cast<float*>(mine);
@@ -320,6 +321,12 @@ struct PagedDecode {
         }
       }
     }
+  }
+
+  /// Merges the states of the warps. Called by all threads of the block, also by those of warps
+  /// that did not stream.
+  __device__ __forceinline__ void finish(char* shared) {
+    if (warp < warps) store_state(shared);
     __syncthreads();
 
     constexpr int N = 4, kPieces = D / N;
@@ -356,7 +363,7 @@ struct PagedDecode {
 
   __device__ __forceinline__ void run(char* shared) {
     if constexpr (!kQueryInRegisters) load_query();
-    stream();
+    if (warp < warps) stream();
     finish(shared);
   }
 };
@@ -369,7 +376,8 @@ __global__ void __launch_bounds__(256)
   const int kv_head = blockIdx.x % p.num_kv_heads;
   prefetch_tables(p, a);
   const TileView view(p, a, blockIdx.x / p.num_kv_heads);
-  PagedDecode<T, D, ColumnTiles, Keys, Stages> decode(p, a, view, kv_head, shared);
+  PagedDecode<T, D, ColumnTiles, Keys, Stages> decode(p, a, view, kv_head, blockDim.x / kWarp,
+                                                      shared);
   decode.run(shared);
   merge_in_launch<T>(p, a, view.tile, kv_head);
 }

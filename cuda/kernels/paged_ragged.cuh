@@ -62,9 +62,11 @@ struct PagedRagged {
 
   /// Starts this warp's share of the copy of a tile.
   __device__ __forceinline__ void copy_block(int block, int page) const {
-    const uint32_t to = keys_of(block) + static_cast<uint32_t>(warp * kOwn * kRow * sizeof(T));
-    copy_rows<T, D, kOwn, false>(p, a, view, kv_head, origin + block * Keys + warp * kOwn, page, to,
-                                 to + kTileBytes, 0);
+    const int first = warp * kOwn;
+    const int64_t from =
+        pool_offset(p, view, kv_head, origin + block * Keys + first + lane % kOwn, page);
+    copy_rows<T, D, kOwn, PaddedRows<T, D>>(a.k_pages, from, keys_of(block), first);
+    copy_rows<T, D, kOwn, PaddedRows<T, D>>(a.v_pages, from, keys_of(block) + kTileBytes, first);
   }
 
   __device__ __forceinline__ void load_query() const {
@@ -130,8 +132,10 @@ struct PagedRagged {
     }
   }
 
-  /// Logits (times `scale`) to weights; moves the maxima and rescales what was summed so far.
-  __device__ __forceinline__ void softmax(float scale, float (&s)[RowTiles][kKeyTiles][4]) {
+  /// Logits (times `scale`) to weights; moves the maxima. What was summed so far must be multiplied
+  /// by `keep`.
+  __device__ __forceinline__ void softmax(float scale, float (&s)[RowTiles][kKeyTiles][4],
+                                          float (&keep)[RowTiles][2]) {
 #pragma unroll
     for (int r = 0; r < RowTiles; ++r) {
 #pragma unroll
@@ -143,10 +147,10 @@ struct PagedRagged {
         }
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-        const float keep = weight_of(row_max[r][half], m);
+        keep[r][half] = weight_of(row_max[r][half], m);
         row_max[r][half] = m;
         const float base = m == -INFINITY ? 0.0f : m;
-        float sum = row_sum[r][half] * keep;
+        float sum = row_sum[r][half] * keep[r][half];
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
@@ -156,13 +160,49 @@ struct PagedRagged {
           }
         }
         row_sum[r][half] = sum;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void rescale(const float (&keep)[RowTiles][2]) {
 #pragma unroll
-        for (int n = 0; n < kValueTiles; ++n) {
-          o[r][n][half * 2] *= keep;
-          o[r][n][half * 2 + 1] *= keep;
+    for (int r = 0; r < RowTiles; ++r) {
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[r][n][e] *= keep[r][e / 2];
+      }
+    }
+  }
+
+  /// Weights of keys [16 k, 16 k + 16) as the left operand of the next product.
+  __device__ __forceinline__ void pack_weights(const float (&s)[kKeyTiles][4], int k,
+                                               uint32_t (&weights)[4]) const {
+    weights[0] = pack<T>(s[2 * k][0], s[2 * k][1]);
+    weights[1] = pack<T>(s[2 * k][2], s[2 * k][3]);
+    weights[2] = pack<T>(s[2 * k + 1][0], s[2 * k + 1][1]);
+    weights[3] = pack<T>(s[2 * k + 1][2], s[2 * k + 1][3]);
+  }
+
+  /// Scales, caps and masks the products of a block; returns the factor left for softmax.
+  __device__ __forceinline__ float logits(int block, const LogitScale& logit,
+                                          float (&s)[RowTiles][kKeyTiles][4]) const {
+    // The scale is folded into the exponent unless the logits are capped (or scaled by a negative
+    // number, where the largest product is not the largest logit).
+    const bool plain = logit.cap == 0.0f && logit.scale > 0.0f;
+    if (!plain) {
+#pragma unroll
+      for (int r = 0; r < RowTiles; ++r) {
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) s[r][n][e] = logit(s[r][n][e]);
         }
       }
     }
+    const int slot = origin + block * Keys;
+    if (!view.all_see(p, slot, slot + Keys)) mask(slot, s);
+    return plain ? logit.scale : 1.0f;
   }
 
   __device__ __forceinline__ void add_values(uint32_t values,
@@ -171,12 +211,7 @@ struct PagedRagged {
     for (int k = 0; k < Keys / 16; ++k) {
       uint32_t weights[RowTiles][4];
 #pragma unroll
-      for (int r = 0; r < RowTiles; ++r) {
-        weights[r][0] = pack<T>(s[r][2 * k][0], s[r][2 * k][1]);
-        weights[r][1] = pack<T>(s[r][2 * k][2], s[r][2 * k][3]);
-        weights[r][2] = pack<T>(s[r][2 * k + 1][0], s[r][2 * k + 1][1]);
-        weights[r][3] = pack<T>(s[r][2 * k + 1][2], s[r][2 * k + 1][3]);
-      }
+      for (int r = 0; r < RowTiles; ++r) pack_weights(s[r], k, weights[r]);
 #pragma unroll
       for (int n = 0; n < kValueTiles; n += 2) {
         uint32_t value[4];
@@ -192,7 +227,7 @@ struct PagedRagged {
     }
   }
 
-  __device__ __forceinline__ void stream() {
+  __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int r = 0; r < RowTiles; ++r) {
 #pragma unroll
@@ -206,36 +241,27 @@ struct PagedRagged {
         for (int e = 0; e < 4; ++e) o[r][n][e] = 0.0f;
       }
     }
+  }
+
+  __device__ __forceinline__ void stream() {
+    clear();
     load_query();
     if (blocks > 0) copy_block(0, page_in(0));
     copy_async_commit();
     int next = page_in(1);
     const LogitScale logit(p);
-    // The scale is folded into the exponent unless the logits are capped (or scaled by a negative
-    // number, where the largest product is not the largest logit).
-    const bool plain = logit.cap == 0.0f && logit.scale > 0.0f;
     for (int block = 0; block < blocks; ++block) {
       copy_async_wait<0>();
       __syncthreads();  // tile `block` is there for all, and nobody reads the other stage any more
       if (block + 1 < blocks) copy_block(block + 1, next);
       copy_async_commit();
       next = page_in(block + 2);
-      const int slot = origin + block * Keys;
-      if (slot >= warp_end) continue;
+      if (origin + block * Keys >= warp_end) continue;
       float s[RowTiles][kKeyTiles][4];
       scores(keys_of(block), s);
-      if (!plain) {
-#pragma unroll
-        for (int r = 0; r < RowTiles; ++r) {
-#pragma unroll
-          for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) s[r][n][e] = logit(s[r][n][e]);
-          }
-        }
-      }
-      if (!view.all_see(p, slot, slot + Keys)) mask(slot, s);
-      softmax(plain ? logit.scale : 1.0f, s);
+      float keep[RowTiles][2];
+      softmax(logits(block, logit, s), s, keep);
+      rescale(keep);
       add_values(keys_of(block) + kTileBytes, s);
     }
     copy_async_wait<0>();
@@ -275,7 +301,7 @@ __global__ void __launch_bounds__(Warps* kWarp)
   prefetch_tables(p, a);
   const TileView view(p, a, blockIdx.x / p.num_kv_heads);
   if (view.tile.q_len * (p.num_qo_heads / p.num_kv_heads) <= Decode::kColumns) {
-    Decode decode(p, a, view, kv_head, shared);
+    Decode decode(p, a, view, kv_head, Warps, shared);
     decode.run(shared);
   } else {
     PagedRagged<T, D, Warps, RowTiles, Keys> ragged(p, a, view, kv_head, shared);
