@@ -12,6 +12,12 @@ void add_rms_norm(const AddRmsNormParams& params, const Arrays& inputs, Arrays& 
 void merge_states(const MergeStatesParams& params, const Arrays& inputs, Arrays& outputs,
                   const mx::Stream& stream);
 
+void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, Arrays& outputs,
+                     const mx::Stream& stream);
+
+void paged_attention_partial(const PagedAttentionParams& params, const Arrays& inputs,
+                             Arrays& outputs, const mx::Stream& stream);
+
 void rope_append(const RopeAppendParams& params, const Arrays& inputs, Arrays& outputs,
                  const mx::Stream& stream);
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "attention_arrays.h"
 #include "launch.h"
 #include "params/add_rms_norm.h"
 #include "params/merge_states.h"
@@ -20,6 +21,11 @@ void launch_add_rms_norm(const AddRmsNormParams& params, const void* x, const vo
 
 void launch_merge_states(const MergeStatesParams& params, const void* v_in, const float* lse_in,
                          const int32_t* o_indptr, void* v_out, float* lse_out, Launch& launch);
+
+/// Tiles with partial < 0 write out and lse, the others the partial buffers; with counters, the
+/// last block of a merge group merges the group into out and lse.
+void launch_paged_attention(const PagedAttentionParams& params, const AttentionArrays& arrays,
+                            Launch& launch);
 
 /// Writes into k_pages and v_pages in place.
 void launch_rope_append(const RopeAppendParams& params, const void* q, const void* k, const void* v,
