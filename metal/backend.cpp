@@ -6,6 +6,8 @@ namespace {
 const GpuBackend kMetalBackend{
     .name = "metal",
     .add_rms_norm = &metal::add_rms_norm,
+    .merge_states = &metal::merge_states,
+    .rope_append = &metal::rope_append,
 };
 
 // Metal is linked in rather than loaded: its table is in use from the start.
