@@ -7,6 +7,7 @@ namespace mlxcel {
 void bind_runtime(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 void bind_norm(nanobind::module_& m);
+void bind_attention(nanobind::module_& m);
 void bind_kvcache(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 

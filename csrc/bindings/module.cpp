@@ -17,6 +17,7 @@ NB_MODULE(_ext, m) {
   mlxcel::bind_runtime(m);
   mlxcel::bind_linear(m);
   mlxcel::bind_norm(m);
+  mlxcel::bind_attention(m);
   mlxcel::bind_kvcache(m);
   mlxcel::bind_sampling(m);
 }

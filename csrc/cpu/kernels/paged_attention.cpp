@@ -1,0 +1,58 @@
+#include "cpu/kernels/paged_attention.h"
+
+#include <vector>
+
+#include "common/cpu_features.h"
+#include "common/parallel.h"
+#include "cpu/kernels/paged_attention_impl.h"
+
+namespace mlxcel::cpu {
+
+#if defined(__x86_64__)
+extern decltype(&attention_code) const attention_code_avx2;
+#endif
+
+namespace {
+
+const AttentionCode& code_of(const PagedAttentionParams& params) {
+#if defined(__x86_64__)
+  if (cpu_features().avx2) return attention_code_avx2(params.dtype);
+#endif
+  return attention_code(params.dtype);
+}
+
+void run_tiles(const PagedAttentionParams& params, const AttentionInputs& in,
+               const TileOutput& out) {
+  const AttentionCode& code = code_of(params);
+  parallel_for(static_cast<size_t>(params.num_tiles) * params.num_kv_heads, 1,
+               [&](size_t begin, size_t end) { code.tiles(params, in, out, begin, end); });
+}
+
+}  // namespace
+
+float* attention_scratch(size_t n) {
+  static thread_local std::vector<float> memory;
+  if (memory.size() < n) memory.resize(n);
+  return memory.data();
+}
+
+void paged_attention(const PagedAttentionParams& params, const AttentionInputs& in, void* out,
+                     float* lse) {
+  // Kept between calls: fresh pages would cost more than the merge.
+  static thread_local std::vector<float> partials;
+  const size_t rows = static_cast<size_t>(params.num_partials) * params.num_qo_heads;
+  if (partials.size() < rows * (params.head_dim + 1)) partials.resize(rows * (params.head_dim + 1));
+  const TileOutput output{out, lse, partials.data(), partials.data() + rows * params.head_dim};
+  run_tiles(params, in, output);
+  if (params.num_partials == 0) return;
+  const AttentionCode& code = code_of(params);
+  parallel_for(params.num_q, 4,
+               [&](size_t begin, size_t end) { code.merge(params, in, output, begin, end); });
+}
+
+void paged_attention_partial(const PagedAttentionParams& params, const AttentionInputs& in,
+                             float* v, float* lse) {
+  run_tiles(params, in, {nullptr, nullptr, v, lse});
+}
+
+}  // namespace mlxcel::cpu

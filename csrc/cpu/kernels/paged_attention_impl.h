@@ -1,0 +1,338 @@
+#pragma once
+
+#include "cpu/kernels/attention_blocks.h"
+#include "cpu/kernels/merge_states.h"
+#include "cpu/kernels/paged_attention.h"
+#include "cpu/kernels/softmax_states.h"
+
+namespace mlxcel::cpu {
+
+/// Where tiles and merges write.
+struct TileOutput {
+  void* out;     // (num_q, num_qo_heads, head_dim) of the dtype; unused where all tiles are partial
+  float* lse;    // (num_q, num_qo_heads)
+  float* v;      // partial states, (num_partials, num_qo_heads, head_dim)
+  float* v_lse;  // (num_partials, num_qo_heads)
+};
+
+/// The code of one instruction set: (tile, KV head) pairs, and output rows to merge.
+struct AttentionCode {
+  void (*tiles)(const PagedAttentionParams&, const AttentionInputs&, const TileOutput&,
+                int64_t begin, int64_t end);
+  void (*merge)(const PagedAttentionParams&, const AttentionInputs&, const TileOutput&,
+                int64_t begin, int64_t end);
+};
+
+namespace {
+
+/// Tokens of one step of the online softmax. Blocks are aligned to this in the request, so the
+/// steps of a query row do not depend on its tile.
+constexpr int kBlock = 64;
+
+/// Tokens whose V rows are converted at a time: 16 rows of 128 are 8 KB, a quarter of L1.
+constexpr int kValueBlock = 16;
+
+/// Query rows whose scores are computed against all of a block before the next rows are: 16 rows of
+/// 128 stay in L1.
+constexpr int kRowBlock = 16;
+
+/// Adds a sink to a state: its denominator grows by 2^sink. The same in the direct path and after a
+/// merge, so that both give the same bits.
+inline float add_sink(float* v, int head_dim, float lse, float sink) {
+  sink *= 1.44269504f;
+  const float most = std::max(lse, sink);
+  if (most == kMinusInfinity) return lse;
+  const float scale = 1.0f / (1.0f + std::exp2(sink - lse));
+  for (int d = 0; d < head_dim; ++d) v[d] *= scale;
+  return most + std::log2(std::exp2(lse - most) + std::exp2(sink - most));
+}
+
+/// Working memory of one tile.
+struct TileMemory {
+  TileMemory(int rows, int head_dim) {
+    const size_t row = head_dim;
+    q = attention_scratch(rows * (2 * row + kBlock + 2) + kValueBlock * row);
+    o = q + rows * row;
+    p = o + rows * row;
+    m = p + static_cast<size_t>(rows) * kBlock;
+    l = m + rows;
+    converted = l + rows;
+  }
+
+  float* q;          // (rows, head_dim), times sm_scale * log2(e)
+  float* o;          // (rows, head_dim), not normalised
+  float* p;          // (rows, kBlock) scores, then weights
+  float* m;          // (rows) running maximum
+  float* l;          // (rows) running denominator
+  float* converted;  // K or V rows in f32
+};
+
+/// One tile for one KV head: query rows r = token * group_size + head of the group.
+template <class T>
+class TileRun {
+ public:
+  TileRun(const PagedAttentionParams& params, const AttentionInputs& in, const AttentionTile& tile,
+          int kv_head)
+      : params_(params),
+        tile_(tile),
+        kv_head_(kv_head),
+        group_(params.num_qo_heads / params.num_kv_heads),
+        rows_(tile.q_len * group_),
+        dim_(params.head_dim),
+        mem_(rows_, dim_),
+        pages_(in.kv_indices + in.kv_indptr[tile.request]) {
+    const int32_t r = tile.request;
+    const int32_t num_pages = in.kv_indptr[r + 1] - in.kv_indptr[r];
+    const int64_t size = params.page_size;
+    first_ = in.first_page_offset != nullptr && num_pages > 0 ? in.first_page_offset[r] : 0;
+    const int64_t kv_end = num_pages > 0 ? (num_pages - 1) * size + in.kv_last_page_len[r] : 0;
+    begin_ = std::max<int64_t>(tile.page_begin * size, first_);
+    end_ = std::min<int64_t>(tile.page_end * size, kv_end);
+    kv_end_ = kv_end;
+    const int32_t qo_begin = in.qo_indptr != nullptr ? in.qo_indptr[r] : r;
+    const int32_t qo_len = in.qo_indptr != nullptr ? in.qo_indptr[r + 1] - qo_begin : 1;
+    own_ = kv_end - qo_len + (tile.q_begin - qo_begin);
+    const int64_t head = int64_t{kv_head} * params.stride_head;
+    k_ = static_cast<const T*>(in.k_pages) + head;
+    v_ = static_cast<const T*>(in.v_pages) + head;
+    q_in_ = static_cast<const T*>(in.q);
+  }
+
+  void run() {
+    for (int r = 0; r < rows_; ++r) {
+      const T* q = q_in_ + q_row(r) * dim_;
+      for (int d = 0; d < dim_; d += kLanes) {
+        store(mem_.q + r * dim_ + d, load(q + d) * params_.sm_scale_log2);
+      }
+    }
+    std::fill(mem_.o, mem_.o + static_cast<int64_t>(rows_) * dim_, 0.0f);
+    std::fill(mem_.m, mem_.m + rows_, kMinusInfinity);
+    std::fill(mem_.l, mem_.l + rows_, 0.0f);
+    const int64_t low = lowest(0), high = highest(tile_.q_len - 1);
+    for (int64_t block = low / kBlock * kBlock; block < high; block += kBlock) {
+      step(block, std::max(low, block), std::min(high, block + kBlock));
+    }
+  }
+
+  void write(const TileOutput& out, const float* sinks) {
+    for (int r = 0; r < rows_; ++r) {
+      const float l = mem_.l[r];
+      float* v = mem_.o + r * dim_;
+      float lse = kMinusInfinity;
+      if (l != 0.0f) {  // a NaN goes on
+        const float scale = 1.0f / l;
+        for (int d = 0; d < dim_; ++d) v[d] *= scale;
+        lse = mem_.m[r] + std::log2(l);
+      }
+      const int head = kv_head_ * group_ + r % group_;
+      if (tile_.partial >= 0) {
+        const int64_t row = tile_.partial + static_cast<int64_t>(r / group_) * tile_.num_chunks;
+        const int64_t at = row * params_.num_qo_heads + head;
+        std::copy(v, v + dim_, out.v + at * dim_);
+        out.v_lse[at] = lse;
+      } else {
+        if (sinks != nullptr) lse = add_sink(v, dim_, lse, sinks[head]);
+        store_row(static_cast<T*>(out.out) + q_row(r) * dim_, v, dim_);
+        out.lse[q_row(r)] = lse;
+      }
+    }
+  }
+
+ private:
+  int64_t q_row(int r) const {
+    return (int64_t{tile_.q_begin} + r / group_) * params_.num_qo_heads + kv_head_ * group_ +
+           r % group_;
+  }
+
+  /// Tokens [lowest, highest) that query token i of the tile sees, within the tile's span.
+  int64_t lowest(int i) const {
+    return params_.window_left < 0 ? begin_ : std::max(begin_, own_ + i - params_.window_left);
+  }
+  int64_t highest(int i) const { return params_.causal != 0 ? std::min(end_, own_ + i + 1) : end_; }
+
+  /// Rows of tokens [begin, end) of a block that starts at `block`; entries that round the range up
+  /// to whole quads repeat a valid row, so that nothing outside the range is read.
+  void point(int64_t block, int64_t begin, int64_t end) {
+    const int shift = __builtin_ctz(params_.page_size);
+    const int64_t mask = params_.page_size - 1;
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t at = static_cast<int64_t>(pages_[t >> shift]) * params_.stride_page +
+                         (t & mask) * params_.stride_token;
+      keys_[t - block] = k_ + at;
+      values_[t - block] = v_ + at;
+    }
+    from_ = static_cast<int>(begin - block);
+    to_ = static_cast<int>(end - block);
+    for (int t = from_ & -kQuad; t < from_; ++t) keys_[t] = keys_[from_];
+    for (int t = to_; t % kQuad != 0; ++t) keys_[t] = keys_[from_];
+  }
+
+  /// One step of the online softmax over tokens [begin, end) of a block.
+  void step(int64_t block, int64_t begin, int64_t end) {
+    point(block, begin, end);
+    scores();
+    for (int i = 0; i < tile_.q_len; ++i) {
+      const int from = static_cast<int>(std::max(lowest(i), block) - block);
+      const int to = static_cast<int>(std::min(highest(i), block + kBlock) - block);
+      for (int r = i * group_; r < (i + 1) * group_; ++r) softmax(r, from, to);
+    }
+    weigh_values(block);
+  }
+
+  void scores() {
+    for (int r0 = 0; r0 < rows_; r0 += kRowBlock) {
+      const int r1 = std::min(rows_, r0 + kRowBlock);
+      for (int t = from_ & -kQuad; t < to_; t += kQuad) {
+        const float* key[kQuad];
+        for (int j = 0; j < kQuad; ++j) key[j] = as_float(keys_[t + j], j);
+        int r = r0;
+        for (; r + 2 <= r1; r += 2) {
+          dot_quad<2>(mem_.q + r * dim_, dim_, key, mem_.p + r * kBlock + t, kBlock);
+        }
+        if (r < r1) dot_quad<1>(mem_.q + r * dim_, dim_, key, mem_.p + r * kBlock + t, kBlock);
+      }
+    }
+  }
+
+  /// `row` itself, or its conversion in place `index` of the scratch memory.
+  const float* as_float(const T* row, int index) {
+    if constexpr (std::is_same_v<T, float>) {
+      return row;
+    } else {
+      float* to = mem_.converted + index * dim_;
+      for (int d = 0; d < dim_; d += kLanes) store(to + d, load(row + d));
+      return to;
+    }
+  }
+
+  /// Turns row r's scores into weights of tokens [from, to) of the block, 0 elsewhere.
+  void softmax(int r, int from, int to) {
+    if (from >= to) return;
+    float* p = mem_.p + r * kBlock;
+    if (params_.logits_soft_cap > 0.0f) {
+      for (int t = from & -kLanes; t < to; t += kLanes) {
+        store(p + t, soft_cap(load(p + t), params_.logits_soft_cap));
+      }
+    }
+    std::fill(p, p + from, kMinusInfinity);
+    std::fill(p + to, p + kBlock, kMinusInfinity);
+    vfloat most = load(p);
+    for (int t = kLanes; t < kBlock; t += kLanes) most = vmax(most, load(p + t));
+    const float m = std::max(mem_.m[r], max(most));
+    const float base = m == kMinusInfinity ? 0.0f : m;
+    vfloat total = {};
+    for (int t = 0; t < kBlock; t += kLanes) {
+      const vfloat w = exp2(load(p + t) - base);
+      store(p + t, w);
+      total += w;
+    }
+    const float scale = exp2(splat(mem_.m[r] - base))[0];
+    mem_.l[r] = mem_.l[r] * scale + sum(total);
+    mem_.m[r] = m;
+    if (scale != 1.0f) {
+      float* o = mem_.o + r * dim_;
+      for (int d = 0; d < dim_; d += kLanes) store(o + d, load(o + d) * scale);
+    }
+  }
+
+  /// Adds the weighted values. A row never reads tokens that it does not see: 0 * NaN is NaN.
+  void weigh_values(int64_t block) {
+    const float* value[kBlock];
+    for (int t0 = from_ & -kValueBlock; t0 < to_; t0 += kValueBlock) {
+      const int begin = std::max(t0, from_), end = std::min(t0 + kValueBlock, to_);
+      for (int t = begin; t < end; ++t) value[t] = as_float(values_[t], t - t0);
+      int r = 0;
+      for (; r + 4 <= rows_; r += 4) weigh_rows<4>(r, block, value, begin, end);
+      for (; r < rows_; ++r) weigh_rows<1>(r, block, value, begin, end);
+    }
+  }
+
+  template <int Rows>
+  void weigh_rows(int r, int64_t block, const float* const* value, int begin, int end) {
+    const auto from = [&](int row) {
+      return static_cast<int>(std::max<int64_t>(lowest(row / group_) - block, begin));
+    };
+    const auto to = [&](int row) {
+      return static_cast<int>(std::min<int64_t>(highest(row / group_) - block, end));
+    };
+    float* o = mem_.o + r * dim_;
+    const float* p = mem_.p + r * kBlock;
+    if constexpr (Rows == 1) {
+      accumulate<1>(o, dim_, p, kBlock, value, from(r), to(r));
+    } else {
+      // Later rows start and end later: what all see is together, the rest row by row.
+      const int common_from = from(r + Rows - 1), common_to = std::max(common_from, to(r));
+      for (int i = 0; i < Rows; ++i) {
+        accumulate<1>(o + i * dim_, dim_, p + i * kBlock, kBlock, value, from(r + i),
+                      std::min(common_from, to(r + i)));
+      }
+      accumulate<Rows>(o, dim_, p, kBlock, value, common_from, common_to);
+      for (int i = 0; i < Rows; ++i) {
+        accumulate<1>(o + i * dim_, dim_, p + i * kBlock, kBlock, value,
+                      std::max(common_to, from(r + i)), to(r + i));
+      }
+    }
+  }
+
+  const PagedAttentionParams& params_;
+  const AttentionTile& tile_;
+  int kv_head_, group_, rows_, dim_;
+  TileMemory mem_;
+  const int32_t* pages_;    // page ids of the request
+  int64_t begin_, end_;     // tokens of the tile's span
+  int64_t first_, kv_end_;  // tokens of the request
+  int64_t own_;             // the token that the tile's first query is
+  const T* k_;
+  const T* v_;
+  const T* q_in_;
+  int from_, to_;  // tokens of the current block
+  const T* keys_[kBlock];
+  const T* values_[kBlock];
+};
+
+template <class T>
+void attention_tiles_as(const PagedAttentionParams& params, const AttentionInputs& in,
+                        const TileOutput& out, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    const AttentionTile& tile = in.tiles[i / params.num_kv_heads];
+    TileRun<T> run(params, in, tile, static_cast<int>(i % params.num_kv_heads));
+    run.run();
+    run.write(out, in.sinks);
+  }
+}
+
+template <class T>
+void merge_rows_as(const PagedAttentionParams& params, const AttentionInputs& in,
+                   const TileOutput& out, int64_t begin, int64_t end) {
+  const int64_t heads = params.num_qo_heads, dim = params.head_dim;
+  float v[kMaxMergeDim];
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t from = in.merge_indptr[row], count = in.merge_indptr[row + 1] - from;
+    if (count == 0) continue;  // its tile wrote the output
+    for (int64_t head = 0; head < heads; ++head) {
+      const int64_t at = from * heads + head;
+      float lse = merge<float>({out.v + at * dim, heads * dim, out.v_lse + at, heads, count},
+                               params.head_dim, v);
+      if (in.sinks != nullptr) lse = add_sink(v, params.head_dim, lse, in.sinks[head]);
+      store_row(static_cast<T*>(out.out) + (row * heads + head) * dim, v, params.head_dim);
+      out.lse[row * heads + head] = lse;
+    }
+  }
+}
+
+template <class T>
+constexpr AttentionCode kAttentionCode{&attention_tiles_as<T>, &merge_rows_as<T>};
+
+const AttentionCode& attention_code(FloatType dtype) {
+  switch (dtype) {
+    case FloatType::f16:
+      return kAttentionCode<f16>;
+    case FloatType::bf16:
+      return kAttentionCode<bf16>;
+    default:
+      return kAttentionCode<float>;
+  }
+}
+
+}  // namespace
+}  // namespace mlxcel::cpu

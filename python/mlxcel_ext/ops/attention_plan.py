@@ -1,0 +1,270 @@
+"""Planning of attention launches on the host: tiles, chunks of long requests, and their merges."""
+
+from __future__ import annotations
+
+import functools
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from .. import _ext
+from .page_table import Int32, PageTable, as_int32, check_indptr
+
+PlanTarget = _ext.PlanTarget
+
+
+@functools.cache
+def cpu_target(threads: int) -> _ext.PlanTarget:
+    """Target of the CPU kernels with that many threads."""
+    return _ext.PlanTarget(
+        slots=threads,
+        tile_rows=64,
+        rows_per_token=4,
+        min_chunk_tokens=256,
+        tile_overhead=32,
+        max_waves=8,
+        invariant_chunk_tokens=2048,
+    )
+
+
+@functools.cache
+def cuda_target(num_sms: int, blocks_per_sm: int = 2, tile_rows: int = 64) -> _ext.PlanTarget:
+    """Target of the CUDA kernels on a GPU with ``num_sms`` multiprocessors."""
+    return _ext.PlanTarget(
+        slots=num_sms * blocks_per_sm,
+        tile_rows=tile_rows,
+        rows_per_token=16,
+        min_chunk_tokens=256,
+        tile_overhead=64,
+        max_waves=8,
+        invariant_chunk_tokens=2048,
+    )
+
+
+def default_target(stream: mx.Stream | mx.Device | None = None) -> _ext.PlanTarget:
+    """Target of the device that ``stream`` (default: MLX's default device) runs on."""
+    device = stream.device if isinstance(stream, mx.Stream) else stream
+    if (mx.default_device() if device is None else device) == mx.cpu:
+        return cpu_target(_ext.num_threads())
+    return cuda_target(_multiprocessors())
+
+
+@functools.cache
+def _multiprocessors() -> int:
+    # MLX does not tell the count; an H200 has 132, and a plan for it suits its neighbours.
+    return 132
+
+
+class AttentionPlan:
+    """Tiles of an attention launch, from ``plan_attention``. Immutable.
+
+    Holds page spans, not token counts: it serves every layer of a step, and every later step as long as no
+    request gains or loses a page or a query token (``matches``).
+
+    Attributes
+    ----------
+    tiles : numpy.ndarray
+        int32 ``[num_tiles, 8]``, longest first: request, q_begin, q_len, page_begin, page_end, partial,
+        num_chunks, group (csrc/params/paged_attention.h).
+    merge_indptr : numpy.ndarray
+        int32 ``[num_q + 1]``, the partial rows of each query token; an empty range: its tile writes the output.
+    num_partials : int
+        Rows that ``paged_attention_partial`` returns.
+    """
+
+    __slots__ = (
+        "_causal",
+        "_group_size",
+        "_invariant",
+        "_kv_indptr",
+        "_matched",
+        "_num_kv_heads",
+        "_on_device",
+        "_page_size",
+        "_plan",
+        "_window_left",
+        "partial",
+        "qo_indptr",
+    )
+
+    def __init__(
+        self,
+        plan: _ext.AttentionPlan,
+        table: PageTable,
+        qo_indptr: Int32 | None,
+        num_kv_heads: int,
+        group_size: int,
+        causal: bool,
+        window_left: int,
+        invariant: bool,
+        partial: bool,
+    ) -> None:
+        self._plan = plan
+        self._kv_indptr = table.kv_indptr
+        self._page_size = table.page_size
+        self._matched: tuple[PageTable, object] = (table, qo_indptr)
+        self._on_device: _ext.AttentionTiles | None = None
+        self._num_kv_heads, self._group_size = num_kv_heads, group_size
+        self._causal, self._window_left, self._invariant = causal, window_left, invariant
+        self.partial = partial
+        self.qo_indptr = qo_indptr
+
+    @property
+    def tiles(self) -> Int32:
+        return self._plan.tiles
+
+    @property
+    def merge_indptr(self) -> Int32:
+        return self._plan.merge_indptr
+
+    @property
+    def num_partials(self) -> int:
+        return self._plan.num_partials
+
+    def matches(self, table: PageTable, qo_indptr: npt.ArrayLike | None = None) -> bool:
+        """Whether the plan serves ``table`` and ``qo_indptr``: equal page counts and query counts."""
+        if self._matched[0] is table and self._matched[1] is qo_indptr:
+            return True
+        if table.page_size != self._page_size or not _equal(table.kv_indptr, self._kv_indptr):
+            return False
+        if (qo_indptr is None) != (self.qo_indptr is None):
+            return False
+        if qo_indptr is not None and not _equal(np.asarray(qo_indptr), self.qo_indptr):
+            return False
+        self._matched = (table, qo_indptr)
+        return True
+
+    def check(
+        self,
+        op: str,
+        table: PageTable,
+        qo_indptr: npt.ArrayLike | None,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        causal: bool,
+        window_left: int,
+    ) -> None:
+        """ValueError unless the plan serves this launch."""
+        if not self.matches(table, qo_indptr):
+            raise ValueError(
+                f"[{op}] plan was made for other page counts or query counts than table's: plan again, got {self}."
+            )
+        if (num_kv_heads, num_qo_heads) != (self._num_kv_heads, self._num_kv_heads * self._group_size):
+            raise ValueError(
+                f"[{op}] plan is for {self._num_kv_heads * self._group_size} query heads and {self._num_kv_heads} KV "
+                f"heads, got {num_qo_heads} and {num_kv_heads}."
+            )
+        if self._causal and not causal:
+            raise ValueError(f"[{op}] plan is for causal attention, got causal=False.")
+        if self._window_left >= 0 and not 0 <= window_left <= self._window_left:
+            raise ValueError(
+                f"[{op}] plan covers window_left up to {self._window_left}, got window_left={window_left}."
+            )
+
+    def on_device(self) -> _ext.AttentionTiles:
+        """The arrays that kernels read, made once."""
+        if self._on_device is None:
+            p = self._plan
+            self._on_device = _ext.AttentionTiles(
+                mx.array(p.tiles), mx.array(p.merge_indptr), p.num_partials, p.num_groups, p.max_q_len
+            )
+        return self._on_device
+
+    def __repr__(self) -> str:
+        p = self._plan
+        return (
+            f"AttentionPlan(requests={self._kv_indptr.size - 1}, pages={int(self._kv_indptr[-1])}, "
+            f"query_tokens={p.merge_indptr.size - 1}, tiles={len(p.tiles)}, chunks<={p.max_chunks}, "
+            f"partial_rows={p.num_partials}, causal={self._causal}, window_left={self._window_left}, "
+            f"batch_invariant={self._invariant})"
+        )
+
+
+def _equal(a: npt.NDArray[np.generic], b: Int32 | None) -> bool:
+    return a is b or (b is not None and a.size == b.size and bool((a == b).all()))
+
+
+def plan_attention(
+    table: PageTable,
+    qo_indptr: npt.ArrayLike | None = None,
+    *,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    causal: bool = True,
+    window_left: int = -1,
+    batch_invariant: bool = False,
+    partial: bool = False,
+    target: _ext.PlanTarget | None = None,
+) -> AttentionPlan:
+    """Cut a launch of ``paged_attention`` into tiles, on the host alone.
+
+    Query tokens are grouped into tiles of ``target.tile_rows`` rows (tokens times heads of a KV head), and long
+    requests are split into chunks of pages whose results are merged, so that all workers of the target finish
+    close together. The longest tiles come first.
+
+    Parameters
+    ----------
+    table : PageTable
+        Pages of each request, the new tokens included.
+    qo_indptr : array_like, optional
+        int32 ``[batch + 1]``, query tokens of each request; None: one a request (decode).
+    num_qo_heads, num_kv_heads : int
+        Heads of ``q`` and of the pools.
+    causal : bool
+        A plan for causal launches leaves out pages that no query of a tile sees; it refuses others.
+    window_left : int
+        Largest window of the launches that share the plan; -1: any.
+    batch_invariant : bool
+        Chunks of fixed length at fixed places: the result of a query token then depends, bit for bit, on its own
+        request and position alone, not on what else is in the batch, nor on how a prompt was cut into steps.
+    partial : bool
+        Every tile writes partial states, as ``paged_attention_partial`` needs.
+    target : PlanTarget, optional
+        ``cpu_target(threads)`` or ``cuda_target(num_sms)``; default: that of MLX's default device.
+
+    Returns
+    -------
+    AttentionPlan
+
+    Raises
+    ------
+    ValueError
+        On a malformed table or ``qo_indptr``, or heads that do not divide.
+
+    Examples
+    --------
+    >>> table = PageTable.from_pages([[0, 1], [2]], [20, 7], page_size=16)
+    >>> plan = plan_attention(table, num_qo_heads=4, num_kv_heads=2, target=cpu_target(2))
+    >>> plan.tiles[:, 0].tolist()
+    [0, 1]
+    """
+    op = "plan_attention"
+    table.validate()
+    indptr = None
+    if qo_indptr is not None:
+        indptr = as_int32(op, "qo_indptr", qo_indptr)
+        check_indptr(op, "qo_indptr", indptr, table.batch)
+    if num_kv_heads < 1 or num_qo_heads < 1 or num_qo_heads % num_kv_heads:
+        raise ValueError(
+            f"[{op}] num_qo_heads must be a multiple of num_kv_heads, got {num_qo_heads} and {num_kv_heads}."
+        )
+    if window_left < -1:
+        raise ValueError(f"[{op}] window_left must be -1 or more, got {window_left}.")
+    group = num_qo_heads // num_kv_heads
+    plan = _ext.plan_attention(
+        table.kv_indptr,
+        indptr,
+        table.page_size,
+        num_kv_heads,
+        group,
+        window_left,
+        causal,
+        batch_invariant,
+        partial,
+        target or default_target(),
+    )
+    # The caller's own object, so that passing it again is recognised without a comparison.
+    return AttentionPlan(
+        plan, table, indptr, num_kv_heads, group, causal, window_left, batch_invariant, partial
+    )

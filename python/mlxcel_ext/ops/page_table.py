@@ -1,0 +1,284 @@
+"""The page table of a batch: which pages hold the keys and values of each request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from .. import _ext
+
+Int32 = npt.NDArray[np.int32]
+
+
+def as_int32(op: str, name: str, value: npt.ArrayLike) -> Int32:
+    """``value`` as a contiguous one-dimensional int32 array; ValueError where it does not fit."""
+    if isinstance(value, np.ndarray) and value.dtype == np.int32 and value.ndim == 1:
+        return np.ascontiguousarray(value)
+    a = np.asarray(value)
+    if a.size == 0:
+        a = a.astype(np.int32)
+    if a.ndim != 1 or a.dtype.kind not in "iu":
+        raise ValueError(
+            f"[{op}] {name} must be integers of one dimension, got {a.dtype} of shape {a.shape}."
+        )
+    if a.size and (a.max() > np.iinfo(np.int32).max or a.min() < np.iinfo(np.int32).min):
+        raise ValueError(f"[{op}] {name} must fit int32, got values from {a.min()} to {a.max()}.")
+    return np.ascontiguousarray(a, np.int32)
+
+
+def check_indptr(op: str, name: str, indptr: Int32, batch: int) -> None:
+    """ValueError unless ``indptr`` has ``batch + 1`` elements, starts at 0 and never falls."""
+    if indptr.size != batch + 1:
+        raise ValueError(f"[{op}] {name} must have batch + 1 = {batch + 1} elements, got {indptr.size}.")
+    if indptr[0] != 0:
+        raise ValueError(f"[{op}] {name} must start at 0, got {indptr[0]}.")
+    falls = indptr[1:] < indptr[:-1]
+    if falls.any():
+        r = int(falls.argmax())
+        raise ValueError(f"[{op}] {name} must not fall, got {indptr[r]} then {indptr[r + 1]} at request {r}.")
+
+
+class PageTable:
+    """Pages of each request of a batch, in compressed rows, on the host and (made once) on the device.
+
+    Token ``t`` of request ``r`` lies at flat place ``first_page_offset[r] + t`` of the row of pages
+    ``kv_indices[kv_indptr[r]:kv_indptr[r + 1]]``: page ``place // page_size``, offset ``place % page_size``.
+    Immutable: do not write to the arrays after construction.
+
+    Parameters
+    ----------
+    kv_indptr : array_like
+        int32 ``[batch + 1]``, starts at 0; request ``r`` has ``kv_indptr[r + 1] - kv_indptr[r]`` pages.
+    kv_indices : array_like
+        int32, page ids; entries from ``kv_indptr[-1]`` on are never read.
+    kv_last_page_len : array_like
+        int32 ``[batch]``, tokens up to the end in the last page, 1 to ``page_size``; ignored for a request
+        without pages, which has ``kv_len`` 0.
+    page_size : int
+        Tokens a page, a power of two from 1 to 256.
+    first_page_offset : array_like, optional
+        int32 ``[batch]``, tokens at the front of the first page that are no longer the request's (a sliding
+        window that has moved on).
+
+    Notes
+    -----
+    Nothing is checked but array forms: ``validate`` checks the contents, and every op calls it once a table.
+
+    Examples
+    --------
+    >>> table = PageTable([0, 2, 3], [7, 1, 4], [3, 16], page_size=16)
+    >>> table.kv_len
+    array([19, 16], dtype=int32)
+    """
+
+    __slots__ = (
+        "_checked_pages",
+        "_device",
+        "_kv_len",
+        "_slots",
+        "first_page_offset",
+        "kv_indices",
+        "kv_indptr",
+        "kv_last_page_len",
+        "page_size",
+    )
+
+    def __init__(
+        self,
+        kv_indptr: npt.ArrayLike,
+        kv_indices: npt.ArrayLike,
+        kv_last_page_len: npt.ArrayLike,
+        page_size: int,
+        first_page_offset: npt.ArrayLike | None = None,
+    ) -> None:
+        self.kv_indptr = as_int32("page_table", "kv_indptr", kv_indptr)
+        self.kv_indices = as_int32("page_table", "kv_indices", kv_indices)
+        self.kv_last_page_len = as_int32("page_table", "kv_last_page_len", kv_last_page_len)
+        self.first_page_offset = (
+            None
+            if first_page_offset is None
+            else as_int32("page_table", "first_page_offset", first_page_offset)
+        )
+        self.page_size = int(page_size)
+        self._checked_pages: int | None = None
+        self._kv_len: Int32 | None = None
+        self._device: dict[Any, Any] = {}
+        self._slots: tuple[Any, Int32] | None = None
+
+    @classmethod
+    def from_pages(
+        cls,
+        pages: Sequence[Sequence[int]],
+        kv_len: Sequence[int],
+        page_size: int,
+        first_page_offset: Sequence[int] | None = None,
+    ) -> PageTable:
+        """Table of requests given as lists of page ids and token counts.
+
+        A request must have exactly the pages that its tokens need; ValueError otherwise.
+        """
+        if len(pages) != len(kv_len):
+            raise ValueError(
+                f"[page_table] pages and kv_len must have one entry a request, got {len(pages)} and {len(kv_len)}."
+            )
+        offsets = first_page_offset or [0] * len(pages)
+        last = []
+        for r, (ids, n, offset) in enumerate(zip(pages, kv_len, offsets, strict=True)):
+            wanted = -(-(n + offset) // page_size) if n > 0 else 0
+            if len(ids) != wanted:
+                raise ValueError(
+                    f"[page_table] request {r}: {n} tokens need {wanted} pages of {page_size}, got {len(ids)}."
+                )
+            last.append(n + offset - (wanted - 1) * page_size if wanted else 0)
+        indptr = np.zeros(len(pages) + 1, np.int32)
+        np.cumsum([len(ids) for ids in pages], out=indptr[1:])
+        indices = np.fromiter((i for ids in pages for i in ids), np.int32, int(indptr[-1]))
+        return cls(indptr, indices, last, page_size, first_page_offset)
+
+    def __repr__(self) -> str:
+        return (
+            f"PageTable(batch={self.batch}, pages={int(self.kv_indptr[-1])}, page_size={self.page_size}, "
+            f"tokens={int(self.kv_len.sum())})"
+        )
+
+    @property
+    def batch(self) -> int:
+        """Number of requests."""
+        return self.kv_indptr.size - 1
+
+    @property
+    def num_pages(self) -> Int32:
+        """int32 ``[batch]``, pages of each request."""
+        return np.diff(self.kv_indptr)
+
+    @property
+    def kv_len(self) -> Int32:
+        """int32 ``[batch]``, tokens of each request."""
+        if self._kv_len is None:
+            pages = self.num_pages
+            n = (pages - 1) * self.page_size + self.kv_last_page_len
+            if self.first_page_offset is not None:
+                n = n - self.first_page_offset
+            self._kv_len = np.where(pages > 0, n, 0).astype(np.int32)
+        return self._kv_len
+
+    def validate(self, num_pages: int | None = None) -> None:
+        """Check the contents; with ``num_pages``, the pool's, the page ids too.
+
+        Raises
+        ------
+        ValueError
+            Naming the request and the field. A table that passed is not checked again.
+        """
+        limit = np.iinfo(np.int32).max if num_pages is None else num_pages
+        if self._checked_pages is not None and self._checked_pages <= limit:
+            return
+        op = "page_table"
+        size, batch = self.page_size, self.kv_last_page_len.size
+        if not 1 <= size <= 256 or size & (size - 1):
+            raise ValueError(f"[{op}] page_size must be a power of two from 1 to 256, got {size}.")
+        check_indptr(op, "kv_indptr", self.kv_indptr, batch)
+        used = int(self.kv_indptr[-1])
+        if used > self.kv_indices.size:
+            raise ValueError(
+                f"[{op}] kv_indices must have kv_indptr[-1] = {used} ids, got {self.kv_indices.size}."
+            )
+        if used * size > np.iinfo(np.int32).max:
+            raise ValueError(f"[{op}] a batch must have less than 2^31 tokens, got {used} pages of {size}.")
+        pages = self.num_pages
+        owns = pages > 0
+        last = self.kv_last_page_len
+        _check_requests(owns & ((last < 1) | (last > size)), "kv_last_page_len", last, f"in 1..{size}")
+        offset = self.first_page_offset
+        if offset is not None:
+            if offset.size != batch:
+                raise ValueError(f"[{op}] first_page_offset must have {batch} elements, got {offset.size}.")
+            room = np.where(pages == 1, last, size)
+            wanted = "0 or more and less than the first page's tokens"
+            _check_requests(owns & ((offset < 0) | (offset >= room)), "first_page_offset", offset, wanted)
+        ids = self.kv_indices[:used]
+        bad = (ids < 0) | (ids >= limit)
+        if bad.any():
+            i = int(bad.argmax())
+            r = int(np.searchsorted(self.kv_indptr, i, "right")) - 1
+            raise ValueError(
+                f"[{op}] kv_indices of request {r} must be page ids in 0..{limit - 1}, got {ids[i]} at its "
+                f"page {i - self.kv_indptr[r]}."
+            )
+        self._checked_pages = int(ids.max()) + 1 if used else 0
+
+    def slots(self, qo_indptr: npt.ArrayLike | None = None) -> Int32:
+        """Flat slots ``page * page_size + offset`` of the new tokens, the last ``qo_len`` of each request.
+
+        Parameters
+        ----------
+        qo_indptr : array_like, optional
+            int32 ``[batch + 1]``, new tokens of each request; None: one token a request.
+
+        Returns
+        -------
+        numpy.ndarray
+            int32 ``[qo_indptr[-1]]``.
+
+        Raises
+        ------
+        ValueError
+            Where a request has more new tokens than tokens, or a slot does not fit int32.
+        """
+        self.validate()
+        ends = self.kv_indptr[1:].astype(np.int64) * self.page_size
+        ends += self.kv_last_page_len - self.page_size  # flat places in kv_indices * page_size
+        if qo_indptr is None:
+            counts: Any = 1
+            places = ends - 1
+        else:
+            indptr = as_int32("page_table", "qo_indptr", qo_indptr)
+            check_indptr("page_table", "qo_indptr", indptr, self.batch)
+            counts = np.diff(indptr)
+            places = np.repeat(ends - indptr[1:], counts) + np.arange(indptr[-1])
+        lacking = self.kv_len < counts
+        if lacking.any():
+            r = int(lacking.argmax())
+            n = counts if qo_indptr is None else counts[r]
+            raise ValueError(
+                f"[page_table] qo_indptr: request {r} has {n} new tokens, but only {self.kv_len[r]} tokens."
+            )
+        pages = self.kv_indices[places // self.page_size].astype(np.int64)
+        slots = pages * self.page_size + places % self.page_size
+        if slots.size and slots.max() > np.iinfo(np.int32).max:
+            raise ValueError(f"[page_table] slots must fit int32, got {slots.max()}.")
+        return slots.astype(np.int32)
+
+    def slots_on_device(self, qo_indptr: Int32 | None, num_pages: int) -> mx.array:
+        """``slots`` as an mx.array, made once for one ``qo_indptr`` object; checks ids against the pool."""
+        self.validate(num_pages)
+        if self._slots is None or self._slots[0] is not qo_indptr:
+            self._slots = (qo_indptr, mx.array(self.slots(qo_indptr)))
+        return self._slots[1]
+
+    def on_device(self, qo_indptr: Int32 | None = None) -> _ext.AttentionTable:
+        """The device arrays that attention reads, made once (for one ``qo_indptr`` object)."""
+        table, used = self._device.get("table"), self._device.get("qo_indptr")
+        if table is None or used is not qo_indptr:
+            table = _ext.AttentionTable(
+                *(self._array(name) for name in ("kv_indptr", "kv_indices", "kv_last_page_len")),
+                None if qo_indptr is None else mx.array(qo_indptr),
+                None if self.first_page_offset is None else self._array("first_page_offset"),
+            )
+            self._device["table"], self._device["qo_indptr"] = table, qo_indptr
+        return table
+
+    def _array(self, name: str) -> mx.array:
+        if name not in self._device:
+            self._device[name] = mx.array(getattr(self, name))
+        return self._device[name]
+
+
+def _check_requests(bad: npt.NDArray[np.bool_], field: str, values: Int32, wanted: str) -> None:
+    if bad.any():
+        r = int(bad.argmax())
+        raise ValueError(f"[page_table] {field} of request {r} must be {wanted}, got {values[r]}.")
