@@ -10,6 +10,10 @@
 #include "params/paged_attention.h"
 #include "params/rope_append.h"
 #include "params/sample.h"
+#include "params/sample_chain.h"
+#include "params/sample_edit.h"
+#include "params/sample_logprobs.h"
+#include "params/sample_renorm.h"
 
 namespace mlxcel {
 
@@ -52,6 +56,24 @@ struct GpuBackend {
 
   /// logits [B, V], rows [B, 8] u32 -> ids [B] i32, valid [B] bool, rounds [B] i32
   Launcher<SampleParams> sample = nullptr;
+
+  /// logits [B, V], rows [B, 8] u32, bias_ids [nnz] i32, bias_values [nnz] f32, counts [S, V] u32,
+  /// masks [M, words] u32 -> [B, V] f32
+  Launcher<EditLogitsParams> edit_logits = nullptr;
+
+  /// counts [S, V] u32, rows [n] i32, ids [n] i32 -> counts, on the input's buffer
+  Launcher<CountTokensParams> count_tokens = nullptr;
+
+  /// logits [B, V], ids [B] i32 -> logprobs [B] f32, ranks [B] i32, top_ids [B, n] i32,
+  /// top_logprobs [B, n] f32
+  Launcher<TokenLogprobsParams> token_logprobs = nullptr;
+
+  /// x [B, V], values [B] (i32 for top-k, else f32) -> [B, V] of the dtype
+  Launcher<RenormParams> renorm = nullptr;
+
+  /// draft_ids [B, n] i32, draft_probs [B, n, V] f32, target_probs [B, n + 1, V] f32, rows [B, 4]
+  /// u32 -> ids [B, n + 1] i32, num_accepted [B] i32
+  Launcher<ChainParams> chain_speculative_sample = nullptr;
 };
 
 /// The table in use, or nullptr.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import zlib
 
 import mlx.core as mx
@@ -38,3 +39,11 @@ def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A generator whose seed is the test's id."""
     return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> pathlib.Path:
+    """SmolLM2-135M-Instruct in Q4_1, fetched into the user's cache by the first test that wants it."""
+    from mlxcel_ext.models import hub
+
+    return hub.resolve("smollm2", progress=False)

@@ -14,9 +14,10 @@ except ImportError as error:
         f"(or mlx[cuda13], or mlx on a Mac). The import of mlx.core failed: {error}"
     ) from error
 
-if _mx.__version__.split("+")[0] != _MLX_PIN:
+_mlx_version = getattr(_mx, "__version__", "an unknown version")
+if _mlx_version.split("+")[0] != _MLX_PIN:
     raise ImportError(
-        f"mlxcel_ext {__version__} was built for MLX {_MLX_PIN}, but {_mx.__version__} is installed. "
+        f"mlxcel_ext {__version__} was built for MLX {_MLX_PIN}, but {_mlx_version} is installed. "
         f"libmlx promises no ABI between releases: pip install 'mlx=={_MLX_PIN}'"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 
 _TRUE = frozenset({"1", "true", "on", "yes"})
 _FALSE = frozenset({"0", "false", "off", "no"})
@@ -17,17 +18,20 @@ SWITCHES: dict[str, bool] = {
 }
 
 
-def flag(name: str, default: bool) -> bool:
-    """Value of a boolean variable. A malformed value is a ValueError, never a silent default."""
-    raw = os.environ.get(name)
-    if raw is None or raw == "":
-        return default
+def parse_flag(name: str, raw: str) -> bool:
+    """Truth value of a text. A malformed one is a ValueError, never a silent default."""
     value = raw.strip().lower()
     if value in _TRUE:
         return True
     if value in _FALSE:
         return False
     raise ValueError(f"{name} must be one of 1, true, on, yes, 0, false, off, no; got {raw!r}.")
+
+
+def flag(name: str, default: bool) -> bool:
+    """Value of a boolean variable, or the default where it is not set."""
+    raw = os.environ.get(name)
+    return default if raw is None or raw == "" else parse_flag(name, raw)
 
 
 def switch(name: str) -> bool:
@@ -44,3 +48,17 @@ def text(name: str, default: str | None = None) -> str | None:
     """Value of a text variable."""
     raw = os.environ.get(name)
     return default if raw is None or raw == "" else raw
+
+
+def cache_dir() -> pathlib.Path:
+    """Where downloaded models are kept: MLXCEL_CACHE, else mlxcel-ext under XDG_CACHE_HOME or ~/.cache."""
+    own = text("MLXCEL_CACHE")
+    if own is not None:
+        return pathlib.Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "mlxcel-ext"
+
+
+def of_child(**variables: str) -> dict[str, str]:
+    """The environment for a subprocess, with a few variables set."""
+    return os.environ | variables

@@ -5,10 +5,9 @@
 #include <limits>
 #include <vector>
 
-#include "common/parallel.h"
 #include "cpu/kernels/philox.h"
-#include "cpu/kernels/sample_passes.h"
-#include "cpu/kernels/top_p.h"
+#include "cpu/kernels/sample_row.h"
+#include "cpu/kernels/sample_select.h"
 
 // A token is drawn by the Gumbel-max rule over the tokens that the filters keep:
 //   argmax over kept i of logit_i / temperature - log(-log(u_i)).
@@ -43,41 +42,34 @@ float round_up(double x) {
 
 class RowSampler {
  public:
-  RowSampler(const SampleParams& params, const SampleRow& row, const float* x,
-             std::vector<float>& maxima, std::vector<Candidate>& list)
-      : params_(params), row_(row), n_(params.vocab), x_(x), maxima_(maxima), list_(list) {}
+  RowSampler(const SampleParams& params, const SampleRow& row, const TokenRow& tokens,
+             std::vector<Candidate>& list)
+      : params_(params), row_(row), n_(params.vocab), tokens_(tokens), list_(list) {}
 
   Result run() {
-    maxima_.resize((n_ + kTokenBlock - 1) / kTokenBlock);
-    const bool nan = passes_.block_max(x_, n_, maxima_.data());
-    const int32_t top = argmax();
-    max_ = x_[top];
+    const int32_t top = tokens_.argmax();
+    max_ = tokens_.x()[top];
     if (!(max_ >= kLowest)) return {top, false, 0};
-    if (nan || is_greedy(row_) || max_ == kInfinity) return {top, !nan, 0};
-
+    if (tokens_.has_nan() || is_greedy(row_) || max_ == kInfinity) {
+      return {top, !tokens_.has_nan(), 0};
+    }
     scale_ = 1.0 / row_.temperature;
     filter_scale_ = params_.temperature_last ? 1.0 : scale_;
     Cut keep{floor(), n_};
     const bool listed = row_.top_k > 0 && row_.top_k < n_;
-    if (listed) keep = top_k(keep);
+    if (listed) {
+      tokens_.list_top(row_.top_k, keep.value, list_);
+      keep = last_listed();
+    }
     if (row_.top_p < 1.0f) {
       const double target = row_.top_p * total(keep, listed);
       if (!listed) return top_p_by_rejection(keep, target);
       keep = top_p_of_list(target);
     }
-    return {listed ? draw_listed(keep) : draw(keep).index, true, 0};
+    return {listed ? draw_listed(keep) : draw(keep), true, 0};
   }
 
  private:
-  int32_t argmax() const {
-    const auto best = std::max_element(maxima_.begin(), maxima_.end());
-    const int32_t begin = static_cast<int32_t>(best - maxima_.begin()) * kTokenBlock;
-    for (int32_t i = begin; i < std::min(n_, begin + kTokenBlock); ++i) {
-      if (x_[i] == *best) return i;
-    }
-    return 0;  // NaN alone
-  }
-
   /// The lowest value that min-p keeps.
   float floor() const {
     if (!(row_.min_p > 0.0f)) return kLowest;
@@ -86,10 +78,7 @@ class RowSampler {
   }
 
   double weight(float v) const { return std::exp((static_cast<double>(v) - max_) * filter_scale_); }
-
-  double mass(float floor) const {
-    return passes_.mass(x_, n_, maxima_.data(), max_, static_cast<float>(filter_scale_), floor);
-  }
+  double mass(float floor) const { return tokens_.mass(max_, filter_scale_, floor); }
 
   /// Mass of which top-p keeps a share.
   double total(Cut keep, bool listed) const {
@@ -100,55 +89,36 @@ class RowSampler {
     return sum;
   }
 
-  void collect(float floor) {
-    list_.resize(n_ + 1);
-    list_.resize(passes_.collect(x_, n_, maxima_.data(), floor, list_.data()));
-  }
-
-  /// Lists the top_k tokens among the kept.
-  Cut top_k(Cut keep) {
-    const size_t k = row_.top_k;
-    float floor = keep.value;
-    if (k <= maxima_.size()) {
-      // The k largest block maxima are k tokens at or above the k-th of them.
-      std::vector<float> best(maxima_);
-      std::nth_element(best.begin(), best.begin() + (k - 1), best.end(), std::greater<>());
-      floor = std::max(floor, best[k - 1]);
-    }
-    collect(floor);
-    if (list_.size() <= k) return keep;
-    std::nth_element(list_.begin(), list_.begin() + (k - 1), list_.end(), ranks_before);
-    list_.resize(k);
-    return {list_[k - 1].value, list_[k - 1].index};
+  Cut last_listed() const {
+    const Candidate last = *std::max_element(list_.begin(), list_.end(), ranks_before);
+    return {last.value, last.index};
   }
 
   Cut top_p_of_list(double target) {
     list_.resize(keep_mass(list_.data(), list_.size(), target,
                            [this](const Candidate& c) { return weight(c.value); }));
-    return {list_.back().value, list_.back().index};
+    return last_listed();
   }
 
   Result top_p_by_rejection(Cut keep, double target) {
     for (int32_t round = 0; round < kMaxRounds; ++round) {
-      const Draw d = draw(keep);
-      const float v = x_[d.index];
-      const int32_t ties = passes_.count_equal(x_, d.index, maxima_.data(), v);
-      const double above = mass(std::nextafter(v, kInfinity)) + ties * weight(v);
-      if (above < target) return {d.index, true, round};
-      keep = {v, d.index - 1};
+      const int32_t id = draw(keep);
+      const float v = tokens_.x()[id];
+      const double above =
+          mass(std::nextafter(v, kInfinity)) + tokens_.count_equal_before(id, v) * weight(v);
+      if (above < target) return {id, true, round};
+      keep = {v, id - 1};
     }
-    collect(keep.value);
+    tokens_.list(keep.value, list_);
     std::erase_if(list_, [&](const Candidate& c) { return !keep.keeps(c.value, c.index); });
-    return {draw_listed(top_p_of_list(target)), true, kMaxRounds};
+    keep = top_p_of_list(target);
+    return {draw_listed(keep), true, kMaxRounds};
   }
 
-  Draw draw(Cut keep) const {
-    static const GumbelTable table;
-    return passes_.gumbel_argmax(x_, n_, maxima_.data(), scale_, keep, row_, table);
-  }
+  int32_t draw(Cut keep) const { return tokens_.draw_logits(scale_, keep, row_).index; }
 
   int32_t draw_listed(Cut keep) const {
-    if (list_.size() > kShortList) return draw(keep).index;
+    if (list_.size() > kShortList) return draw(keep);
     Draw best{-std::numeric_limits<double>::infinity(), n_};
     for (const Candidate& c : list_) {
       const PhiloxBlock r = philox(row_, static_cast<uint32_t>(c.index) / 4, RngStream::gumbel);
@@ -160,10 +130,8 @@ class RowSampler {
   const SampleParams& params_;
   const SampleRow& row_;
   const int32_t n_;
-  const float* x_;
-  std::vector<float>& maxima_;
+  const TokenRow& tokens_;
   std::vector<Candidate>& list_;
-  const SamplePasses& passes_ = sample_passes();
   float max_ = 0.0f;
   double scale_ = 1.0;         // of the draw
   double filter_scale_ = 1.0;  // of the distribution that the filters see
@@ -173,24 +141,14 @@ class RowSampler {
 
 void sample(const SampleParams& params, const void* logits, const SampleRow* rows, int32_t* ids,
             bool* valid, int32_t* rounds) {
-  const size_t item = params.dtype == FloatType::f32 ? 4 : 2;
-  const size_t grain = 16384 / params.vocab + 1;
-  parallel_for(params.batch, grain, [&](size_t begin, size_t end) {
-    thread_local std::vector<float> wide, maxima;
+  for_rows(params.batch, params.vocab, [&](size_t b) {
+    thread_local TokenRow tokens;
     thread_local std::vector<Candidate> list;
-    for (size_t b = begin; b < end; ++b) {
-      const void* row = static_cast<const char*>(logits) + b * params.vocab * item;
-      const float* x = static_cast<const float*>(row);
-      if (params.dtype != FloatType::f32) {
-        wide.resize(params.vocab);
-        sample_passes().widen(params.dtype, row, params.vocab, wide.data());
-        x = wide.data();
-      }
-      const Result r = RowSampler(params, rows[b], x, maxima, list).run();
-      ids[b] = r.id;
-      valid[b] = r.valid;
-      rounds[b] = r.rounds;
-    }
+    tokens.read(params.dtype, logits, b, params.vocab);
+    const Result r = RowSampler(params, rows[b], tokens, list).run();
+    ids[b] = r.id;
+    valid[b] = r.valid;
+    rounds[b] = r.rounds;
   });
 }
 

@@ -18,12 +18,17 @@ const SamplePasses& sample_passes() {
   return kPasses;
 }
 
+const GumbelTable& GumbelTable::instance() {
+  static const GumbelTable table;
+  return table;
+}
+
 GumbelTable::GumbelTable() {
   for (int i = 0; i < kSize; ++i) {
     // gumbel(u) > gap where u > exp(-exp(-gap)); two steps of slack cover the rounding.
     const double u = std::exp(-std::exp(-(i / 16.0 - 4.0)));
     const double step = std::floor(u * 0x1p23) - 2.0;
-    bits[i] = step > 0.0 ? static_cast<uint32_t>(step) << 9 : 0;
+    bits_[i] = step > 0.0 ? static_cast<uint32_t>(step) << 9 : 0;
   }
 }
 

@@ -35,18 +35,23 @@ struct Draw {
 /// skipped whole.
 constexpr int kTokenBlock = 64;
 
-/// bits[i] is a lower bound of the random words whose Gumbel noise exceeds (i / 16 - 4).
-struct GumbelTable {
-  static constexpr int kSize = 21 * 16;
-  uint32_t bits[kSize];
-
-  GumbelTable();
+/// Which random words can give a certain noise, without a logarithm. Entry i is a lower bound of
+/// the words whose Gumbel noise exceeds i / 16 - 4.
+class GumbelTable {
+ public:
+  static const GumbelTable& instance();
   /// A bound for noise above `gap`.
   uint32_t above(double gap) const {
     const double at = (gap + 4.0) * 16.0;
     if (!(at > 0.0)) return 0;  // also where the gap is NaN or -inf
-    return bits[at < kSize - 1 ? static_cast<int>(at) : kSize - 1];
+    return bits_[at < kSize - 1 ? static_cast<int>(at) : kSize - 1];
   }
+
+ private:
+  GumbelTable();
+
+  static constexpr int kSize = 21 * 16;
+  uint32_t bits_[kSize];
 };
 
 /// The passes over a row of f32 logits that are compiled per instruction set. `block_max` has the
@@ -64,11 +69,18 @@ struct SamplePasses {
   /// Writes the tokens with x >= floor, in order of index; returns their number.
   int32_t (*collect)(const float* x, int32_t n, const float* block_max, float floor,
                      Candidate* out);
-  /// argmax of x * scale + noise over the tokens that the cut keeps.
-  Draw (*gumbel_argmax)(const float* x, int32_t n, const float* block_max, double scale, Cut cut,
-                        const SampleRow& row, const GumbelTable& table);
+  /// argmax of x * scale + noise over the tokens that the cut keeps; index n where it keeps none.
+  Draw (*draw_logits)(const float* x, int32_t n, const float* block_max, double scale, Cut cut,
+                      const SampleRow& row, const GumbelTable& table);
+  /// argmax of log(x) + noise over x > 0: a draw in proportion to x. Index n where there is none.
+  Draw (*draw_weights)(const float* x, int32_t n, const float* block_max, const SampleRow& row,
+                       const GumbelTable& table);
 };
 
 const SamplePasses& sample_passes();
+
+inline int32_t num_token_blocks(int32_t n) {
+  return (n + kTokenBlock - 1) / kTokenBlock;
+}
 
 }  // namespace mlxcel::cpu

@@ -171,18 +171,18 @@ inline bool any_reaches(const WidePhilox& r, uint32_t least) {
   return any((v01 >= least) | (v23 >= least));
 }
 
-Draw gumbel_argmax(const float* x, int32_t n, const float* maxima, double scale, Cut cut,
-                   const SampleRow& row, const GumbelTable& table) {
+/// The Gumbel-max rule over score(x) + noise, where score is monotone.
+template <class Score>
+inline Draw gumbel_argmax(const float* x, int32_t n, const float* maxima, Score score, Cut cut,
+                          const SampleRow& row, const GumbelTable& table) {
   constexpr int kGroup = 4 * kWideLanes;  // tokens of one call of philox_wide
   static_assert(kTokenBlock % kGroup == 0);
   Draw best{-std::numeric_limits<double>::infinity(), n};
-  const auto offer = [&](int32_t i, uint32_t bits) {
-    if (cut.keeps(x[i], i)) best.offer(x[i] * scale + gumbel(bits), i);
-  };
   for (int32_t b = 0; b * kTokenBlock < n; ++b) {
     // The logarithms are left to the few tokens whose noise could lift them to the lead.
-    const double top = maxima[b] * scale;
-    if (maxima[b] < cut.value || top + kMaxGumbel < best.score) continue;
+    if (!(maxima[b] >= cut.value)) continue;
+    const double top = score(maxima[b]);
+    if (top + kMaxGumbel < best.score) continue;
     const int32_t begin = b * kTokenBlock, end = std::min(n, begin + kTokenBlock);
     for (int32_t at = begin; at < end; at += kGroup) {
       const WidePhilox r = philox_wide(row, static_cast<uint32_t>(at) / 4);
@@ -190,14 +190,29 @@ Draw gumbel_argmax(const float* x, int32_t n, const float* maxima, double scale,
       if (!any_reaches(r, least)) continue;
       for (int32_t i = 0; i < std::min(kGroup, end - at); ++i) {
         const uint32_t bits = static_cast<uint32_t>(r.word[i % 4][i / 4]);
-        if (bits >= least) offer(at + i, bits);
+        if (bits >= least && cut.keeps(x[at + i], at + i)) {
+          best.offer(score(x[at + i]) + gumbel(bits), at + i);
+        }
       }
     }
   }
   return best;
 }
 
-constexpr SamplePasses kPasses{widen, block_max, mass, count_equal, collect, gumbel_argmax};
+Draw draw_logits(const float* x, int32_t n, const float* maxima, double scale, Cut cut,
+                 const SampleRow& row, const GumbelTable& table) {
+  return gumbel_argmax(x, n, maxima, [scale](float v) { return v * scale; }, cut, row, table);
+}
+
+Draw draw_weights(const float* x, int32_t n, const float* maxima, const SampleRow& row,
+                  const GumbelTable& table) {
+  const Cut positive{std::numeric_limits<float>::denorm_min(), n};
+  return gumbel_argmax(
+      x, n, maxima, [](float v) { return std::log(static_cast<double>(v)); }, positive, row, table);
+}
+
+constexpr SamplePasses kPasses{widen,   block_max,   mass,        count_equal,
+                               collect, draw_logits, draw_weights};
 
 }  // namespace
 }  // namespace mlxcel::cpu

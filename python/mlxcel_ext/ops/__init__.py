@@ -6,7 +6,20 @@ from .kvcache import rope_append
 from .linear import linear, quantized_linear, swiglu
 from .norm import add_rms_norm
 from .page_table import PageTable
-from .sampling import SampleResult, SamplingBatch, sample
+from .sampling import (
+    SampleResult,
+    SamplingBatch,
+    TokenLogprobs,
+    chain_speculative_sample,
+    count_tokens,
+    edit_logits,
+    min_p_renorm,
+    sample,
+    token_logprobs,
+    top_k_mask,
+    top_k_renorm,
+    top_p_renorm,
+)
 
 # All of these are public names of the package.
 __all__ = [
@@ -15,12 +28,17 @@ __all__ = [
     "PlanTarget",
     "SampleResult",
     "SamplingBatch",
+    "TokenLogprobs",
     "add_rms_norm",
+    "chain_speculative_sample",
+    "count_tokens",
     "cpu_target",
     "cuda_target",
+    "edit_logits",
     "linear",
     "lse_to_natural",
     "merge_states",
+    "min_p_renorm",
     "paged_attention",
     "paged_attention_partial",
     "plan_attention",
@@ -28,4 +46,8 @@ __all__ = [
     "rope_append",
     "sample",
     "swiglu",
+    "token_logprobs",
+    "top_k_mask",
+    "top_k_renorm",
+    "top_p_renorm",
 ]

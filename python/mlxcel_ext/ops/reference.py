@@ -32,13 +32,11 @@ def rope(
     half = len(np.asarray(inv_freq))
     angle = np.asarray(positions, np.float64)[:, None, None] * np.asarray(inv_freq, np.float64)
     cos, sin = scale * np.cos(angle), scale * np.sin(angle)
-    if interleaved:
-        first, second = np.s_[..., 0 : 2 * half : 2], np.s_[..., 1 : 2 * half : 2]
-    else:
-        first, second = np.s_[..., :half], np.s_[..., half : 2 * half]
-    a, b = out[first].copy(), out[second].copy()
-    out[first] = a * cos - b * sin
-    out[second] = a * sin + b * cos
+    lane = np.arange(half)
+    first, second = (2 * lane, 2 * lane + 1) if interleaved else (lane, lane + half)
+    a, b = out[..., first], out[..., second]
+    out[..., first] = a * cos - b * sin
+    out[..., second] = a * sin + b * cos
     return out
 
 

@@ -18,8 +18,8 @@ PerRow = float | int | Sequence[float] | Sequence[int] | npt.NDArray[np.generic]
 #: Temperatures below this are argmax.
 GREEDY_TEMPERATURE = 1e-5
 
-# The layout of csrc/params/sample.h: SampleRow.
-_ROW = np.dtype(
+#: The layout of csrc/params/sample.h: SampleRow. An array of these is what :func:`sample_rows` takes.
+SAMPLE_ROW = np.dtype(
     [
         ("temperature", "<f4"),
         ("top_k", "<i4"),
@@ -29,7 +29,31 @@ _ROW = np.dtype(
         ("draw", "<u8"),
     ]
 )
-_FLOATS = ("temperature", "top_p", "min_p")
+#: The layout of csrc/params/sample_edit.h: EditRow.
+EDIT_ROW = np.dtype(
+    [
+        ("repetition", "<f4"),
+        ("presence", "<f4"),
+        ("frequency", "<f4"),
+        ("counts_row", "<i4"),
+        ("mask_row", "<i4"),
+        ("bias_begin", "<i4"),
+        ("bias_end", "<i4"),
+        ("reserved", "<i4"),
+    ]
+)
+#: An EDIT_ROW that changes nothing.
+NO_EDIT = np.array((1.0, 0.0, 0.0, -1, -1, 0, 0, 0), EDIT_ROW)
+#: Most of top_ids that token_logprobs returns.
+MAX_TOP_LOGPROBS = 64
+_CHAIN_ROW = np.dtype([("seed", "<u8"), ("draw", "<u8")])
+
+Work = Literal["greedy", "temperature", "filters"]
+_WORK: dict[Work, _ext.SampleWork] = {
+    "greedy": _ext.SampleWork.greedy,
+    "temperature": _ext.SampleWork.temperature,
+    "filters": _ext.SampleWork.filters,
+}
 
 
 class SampleResult(NamedTuple):
@@ -38,6 +62,15 @@ class SampleResult(NamedTuple):
     ids: mx.array  #: int32, always in range
     valid: mx.array  #: bool; False for a row that has a NaN, or no token that may be drawn
     rounds: mx.array  #: int32; draws that top-p turned down, at most 8
+
+
+class TokenLogprobs(NamedTuple):
+    """What :func:`token_logprobs` returns. Natural logarithms."""
+
+    logprobs: mx.array  #: float32 [batch]
+    ranks: mx.array  #: int32 [batch]; tokens at least as likely, itself included
+    top_ids: mx.array  #: int32 [batch, num_top], best first, the lower index first at ties
+    top_logprobs: mx.array  #: float32 [batch, num_top]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,16 +126,23 @@ class SamplingBatch:
             if not np.all((array >= low) & (array <= high)):
                 raise ValueError(f"[sample] {name} must be in {low:g}..{high:g}, got {value}.")
 
-    def work(self, vocab: int) -> _ext.SampleWork:
-        """The most that any row asks for; with parameters on the device, everything."""
+    def work(self, vocab: int) -> Work:
+        """The most that any row asks for; everything where parameters are on the device."""
         if any(isinstance(v, mx.array) for v in (self.temperature, self.top_k, self.top_p, self.min_p)):
-            return _ext.SampleWork.filters
-        top_k, top_p = np.asarray(self.top_k), np.asarray(self.top_p)
-        greedy = (np.asarray(self.temperature) < GREEDY_TEMPERATURE) | (top_k == 1) | (top_p <= 0)
-        filtered = ((top_k > 0) & (top_k < vocab)) | (top_p < 1) | (np.asarray(self.min_p) > 0)
-        if np.all(greedy):
-            return _ext.SampleWork.greedy
-        return _ext.SampleWork.filters if np.any(filtered & ~greedy) else _ext.SampleWork.temperature
+            return "filters"
+        return work_of(self.temperature, self.top_k, self.top_p, self.min_p, vocab)
+
+
+def work_of(
+    temperature: npt.ArrayLike, top_k: npt.ArrayLike, top_p: npt.ArrayLike, min_p: npt.ArrayLike, vocab: int
+) -> Work:
+    """The most that any of these rows asks for."""
+    top_k, top_p = np.asarray(top_k), np.asarray(top_p)
+    random = (np.asarray(temperature) >= GREEDY_TEMPERATURE) & (top_k != 1) & (top_p > 0)
+    if not np.any(random):
+        return "greedy"
+    filtered = ((top_k > 0) & (top_k < vocab)) | (top_p < 1) | (np.asarray(min_p) > 0)
+    return "filters" if np.any(filtered & random) else "temperature"
 
 
 def sample(
@@ -152,19 +192,205 @@ def sample(
     if logits.ndim != 2:
         raise ValueError(f"[sample] logits must have 2 dimensions [batch, vocab], got shape {logits.shape}.")
     batch, vocab = logits.shape
-    ids, valid, rounds = _ext.sample(
+    return sample_rows(
         logits,
         _pack_rows(params, rng, batch),
         params.work(vocab),
-        params.order == "joint",
-        params.temperature_last,
+        joint=params.order == "joint",
+        temperature_last=params.temperature_last,
         stream=stream,
     )
-    return SampleResult(ids, valid, rounds)
+
+
+def sample_rows(
+    logits: mx.array,
+    rows: mx.array | npt.NDArray[np.void],
+    work: Work = "filters",
+    *,
+    joint: bool = False,
+    temperature_last: bool = False,
+    stream: mx.Stream | mx.Device | None = None,
+) -> SampleResult:
+    """:func:`sample` for callers that keep packed rows, as an engine does.
+
+    ``rows`` is an array of ``SAMPLE_ROW``, or its words as ``mx.array`` ``[batch, 8]`` uint32. ``work`` is the
+    most that any row asks for; ``"filters"`` is always right.
+    """
+    out = _ext.sample(logits, _words(rows), _WORK[work], joint, temperature_last, stream=stream)
+    return SampleResult(*out)
+
+
+def edit_logits(
+    logits: mx.array,
+    rows: mx.array | npt.NDArray[np.void],
+    *,
+    bias_ids: mx.array | None = None,
+    bias_values: mx.array | None = None,
+    counts: mx.array | None = None,
+    masks: mx.array | None = None,
+    stream: mx.Stream | mx.Device | None = None,
+) -> mx.array:
+    """Apply token masks, logit bias and penalties, in vLLM's order, row by row.
+
+    Parameters
+    ----------
+    logits : mx.array
+        ``[batch, vocab]``, float32, float16 or bfloat16.
+    rows : numpy array of EDIT_ROW ``[batch]``, or its words ``[batch, 8]`` uint32
+        ``mask_row`` and ``counts_row`` are -1 where a row has none. ``repetition`` divides positive logits of
+        tokens in prompt or output and multiplies negative ones; ``frequency`` is subtracted for each time
+        that the output has the token, ``presence`` once.
+    bias_ids, bias_values : mx.array
+        ``[nnz]`` int32 and float32; row ``b`` adds entries ``bias_begin`` to ``bias_end``, whose ids are all
+        different. A bias of -inf forbids a token.
+    counts : mx.array
+        ``[slots, vocab]`` uint32, as :func:`count_tokens` keeps them.
+    masks : mx.array
+        ``[masks, words]`` uint32: token ``i`` is allowed where bit ``i % 32`` of word ``i // 32`` is 1, as
+        llguidance and xgrammar write them. Tokens beyond the last word are forbidden.
+
+    Returns
+    -------
+    mx.array
+        ``[batch, vocab]`` float32.
+    """
+    empty = mx.zeros((0,), mx.int32)
+    return _ext.edit_logits(
+        logits,
+        _words(rows),
+        empty if bias_ids is None else bias_ids,
+        empty.astype(mx.float32) if bias_values is None else bias_values,
+        mx.zeros((0, logits.shape[-1]), mx.uint32) if counts is None else counts,
+        mx.zeros((0, 0), mx.uint32) if masks is None else masks,
+        stream=stream,
+    )
+
+
+def count_tokens(
+    counts: mx.array,
+    rows: mx.array,
+    ids: mx.array,
+    *,
+    reset: bool = False,
+    stream: mx.Stream | mx.Device | None = None,
+) -> mx.array:
+    """Count tokens for the penalties, in place: ``counts[rows[i], ids[i]] += 1``.
+
+    ``counts`` is ``[slots, vocab]`` uint32 and row-contiguous; ``rows`` and ``ids`` are ``[n]`` int32, and a row
+    of -1 or an id out of range is left out. With ``reset`` the rows are cleared first and the tokens marked as
+    the prompt's (equal rows must follow one another). Returns the counts on the same buffer: use this handle
+    from here on.
+    """
+    return _ext.count_tokens(counts, rows, ids, reset, stream=stream)
+
+
+def token_logprobs(
+    logits: mx.array, ids: mx.array, num_top: int = 0, *, stream: mx.Stream | mx.Device | None = None
+) -> TokenLogprobs:
+    """Log-softmax of ``logits`` at ``ids`` and at the ``num_top`` (0 to 64) largest tokens.
+
+    ``logits`` is ``[batch, vocab]``, float32, float16 or bfloat16, and ``ids`` ``[batch]`` int32. No sort of the
+    vocabulary, and nothing of its size is written.
+    """
+    return TokenLogprobs(*_ext.token_logprobs(logits, ids, num_top, stream=stream))
+
+
+def top_k_renorm(probs: mx.array, top_k: PerRow, *, stream: mx.Stream | mx.Device | None = None) -> mx.array:
+    """Keep exactly the ``top_k`` largest probabilities of each row (the lower index first at ties), renormalised.
+
+    ``probs`` is ``[batch, vocab]``, float32, float16 or bfloat16; ``top_k`` is one integer or one a row, and 0
+    or less or the vocabulary's size or more keeps all. A row of zeros stays zero.
+    """
+    return _renorm("top_k_renorm", _ext.RenormKind.top_k_probs, probs, top_k, stream)
+
+
+def top_p_renorm(probs: mx.array, top_p: PerRow, *, stream: mx.Stream | mx.Device | None = None) -> mx.array:
+    """Keep the smallest set of largest probabilities whose sum reaches ``top_p`` of the row's sum, renormalised.
+
+    As :func:`top_k_renorm`. ``top_p`` of 1 and more keeps all, of 0 and less one token.
+    """
+    return _renorm("top_p_renorm", _ext.RenormKind.top_p_probs, probs, top_p, stream)
+
+
+def min_p_renorm(probs: mx.array, min_p: PerRow, *, stream: mx.Stream | mx.Device | None = None) -> mx.array:
+    """Keep probabilities of at least ``min_p`` times the row's largest, renormalised. As :func:`top_k_renorm`."""
+    return _renorm("min_p_renorm", _ext.RenormKind.min_p_probs, probs, min_p, stream)
+
+
+def top_k_mask(logits: mx.array, top_k: PerRow, *, stream: mx.Stream | mx.Device | None = None) -> mx.array:
+    """Logits with all but exactly the ``top_k`` largest of each row set to -inf, the lower index first at ties."""
+    return _renorm("top_k_mask", _ext.RenormKind.top_k_mask, logits, top_k, stream)
+
+
+def chain_speculative_sample(
+    draft_ids: mx.array,
+    draft_probs: mx.array,
+    target_probs: mx.array,
+    rng: tuple[PerRow, PerRow],
+    *,
+    stream: mx.Stream | mx.Device | None = None,
+) -> tuple[mx.array, mx.array]:
+    """Accept a prefix of drafted tokens and draw one more, so that the target's distribution is kept exactly.
+
+    Draft ``i`` is accepted where ``u[i] * draft_probs[i, id] < target_probs[i, id]``. At the first that is not, a
+    token is drawn from ``relu(target - draft)``; after the last, one from the target.
+
+    Parameters
+    ----------
+    draft_ids : mx.array
+        ``[batch, n]`` int32. An id out of range (a padding of -1, say) is turned down.
+    draft_probs, target_probs : mx.array
+        ``[batch, n, vocab]`` and ``[batch, n + 1, vocab]`` float32; what the drafts were drawn from, and the
+        model's distribution after the filters.
+    rng : (seeds, draw_index)
+        As in :func:`sample`; position ``i`` of a chain uses ``draw_index + i``.
+
+    Returns
+    -------
+    ids : mx.array
+        ``[batch, n + 1]`` int32: accepted drafts, the drawn token, then -1.
+    num_accepted : mx.array
+        ``[batch]`` int32, 0 to n.
+    """
+    op = "chain_speculative_sample"
+    if draft_ids.ndim != 2:
+        raise ValueError(f"[{op}] draft_ids must have 2 dimensions [batch, n], got shape {draft_ids.shape}.")
+    batch = draft_ids.shape[0]
+    rows = _pack(op, {"seed": rng[0], "draw": rng[1]}, batch, _CHAIN_ROW)
+    ids, num_accepted = _ext.chain_speculative_sample(
+        draft_ids, draft_probs, target_probs, rows, stream=stream
+    )
+    return ids, num_accepted
+
+
+def _renorm(
+    op: str, kind: _ext.RenormKind, x: mx.array, value: PerRow, stream: mx.Stream | mx.Device | None
+) -> mx.array:
+    if x.ndim != 2:
+        raise ValueError(f"[{op}] the first argument must have 2 dimensions [batch, vocab], got {x.shape}.")
+    top_k = kind in (_ext.RenormKind.top_k_probs, _ext.RenormKind.top_k_mask)
+    name = op.rsplit("_", 1)[0]
+    batch = x.shape[0]
+    _check_per_row(op, name, value, batch)
+    if not isinstance(value, mx.array):
+        array = np.asarray(value)
+        if top_k and array.dtype.kind not in "iu":
+            raise ValueError(f"[{op}] {name} must be integers, got {array.dtype}.")
+        if np.isnan(array).any():
+            raise ValueError(f"[{op}] {name} must be numbers, got {value}.")
+        value = mx.array(np.clip(array, -1, 2**31 - 1) if top_k else array)
+    values = mx.broadcast_to(value.astype(mx.int32 if top_k else mx.float32), (batch,))
+    return _ext.renorm(kind, x, values, stream=stream)
+
+
+def _words(rows: mx.array | npt.NDArray[np.void]) -> mx.array:
+    """Packed rows as 32-bit words on the device."""
+    if isinstance(rows, mx.array):
+        return rows
+    return mx.array(rows.view(np.uint32).reshape(len(rows), -1))
 
 
 def _pack_rows(params: SamplingBatch, rng: tuple[PerRow, PerRow], batch: int) -> mx.array:
-    """The rows' parameters as one ``[batch, 8]`` uint32 array, so that a step uploads one array."""
     values = {
         "temperature": params.temperature,
         "top_k": params.top_k,
@@ -173,32 +399,38 @@ def _pack_rows(params: SamplingBatch, rng: tuple[PerRow, PerRow], batch: int) ->
         "seed": rng[0],
         "draw": rng[1],
     }
+    return _pack("sample", values, batch, SAMPLE_ROW)
+
+
+def _pack(op: str, values: dict[str, PerRow], batch: int, layout: np.dtype[np.void]) -> mx.array:
+    """Per-row values as the words of `layout`, in one array: a step uploads one."""
     for name, value in values.items():
-        size = value.size if isinstance(value, mx.array) else np.size(value)
-        ndim = value.ndim if isinstance(value, mx.array) else np.ndim(value)
-        if ndim > 1 or (ndim == 1 and size != batch):
-            raise ValueError(f"[sample] {name} must be one value or {batch}, one a row, got {size} values.")
+        _check_per_row(op, name, value, batch)
     if any(isinstance(value, mx.array) for value in values.values()):
-        return mx.concatenate([_device_words(n, v, batch) for n, v in values.items()], axis=1)
-    rows = np.empty(batch, _ROW)
+        return mx.concatenate([_device_words(op, n, v, batch) for n, v in values.items()], axis=1)
+    rows = np.empty(batch, layout)
     for name, value in values.items():
-        rows[name] = _as_words64(name, value) if name in ("seed", "draw") else value
-    return mx.array(rows.view(np.uint32).reshape(batch, 8))
+        rows[name] = _as_uint64(op, name, value) if layout[name] == np.uint64 else value
+    return _words(rows)
 
 
-def _as_words64(name: str, value: PerRow) -> npt.NDArray[np.uint64]:
+def _check_per_row(op: str, name: str, value: PerRow, batch: int) -> None:
+    shape = value.shape if isinstance(value, mx.array) else np.shape(value)
+    if tuple(shape) not in ((), (batch,)):
+        raise ValueError(f"[{op}] {name} must be one value or {batch}, one a row, got shape {tuple(shape)}.")
+
+
+def _as_uint64(op: str, name: str, value: PerRow) -> npt.NDArray[np.uint64]:
     array = np.asarray(value)
-    if array.dtype.kind not in "iu":
-        raise ValueError(f"[sample] {name} must be integers in 0..2^64-1, got {value!r}.")
-    if array.dtype.kind == "i" and np.any(array < 0):
-        raise ValueError(f"[sample] {name} must be integers in 0..2^64-1, got {value!r}.")
+    if array.size and (array.dtype.kind not in "iu" or (array.dtype.kind == "i" and array.min() < 0)):
+        raise ValueError(f"[{op}] {name} must be integers in 0..2^64-1, got {value!r}.")
     return array.astype(np.uint64)
 
 
-def _device_words(name: str, value: PerRow, batch: int) -> mx.array:
-    """One parameter as ``[batch, 1]`` (or 2) words."""
-    dtype = mx.float32 if name in _FLOATS else mx.int32 if name == "top_k" else mx.uint64
+def _device_words(op: str, name: str, value: PerRow, batch: int) -> mx.array:
+    """One value a row as ``[batch, 1]`` words, or ``[batch, 2]`` for 64 bits."""
+    dtype = {"seed": mx.uint64, "draw": mx.uint64, "top_k": mx.int32}.get(name, mx.float32)
     if not isinstance(value, mx.array):
-        value = mx.array(_as_words64(name, value) if dtype == mx.uint64 else np.asarray(value))
+        value = mx.array(_as_uint64(op, name, value) if dtype == mx.uint64 else np.asarray(value))
     column = mx.contiguous(mx.broadcast_to(value.astype(dtype).reshape(-1, 1), (batch, 1)))
     return column.view(mx.uint32)

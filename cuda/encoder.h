@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cuda.h>
+
+#include "backend.h"
+#include "launch.h"
+#include "mlx/backend/cuda/device.h"
+
+namespace mlxcel::cuda {
+
+/// Device memory for outputs and workspaces, from a stream-ordered pool of our own: MLX exports
+/// only its managed allocator. The buffer returns to the stream's free list with its last array.
+mx::allocator::Data allocate(size_t bytes, const mx::Stream& stream);
+
+/// Gives an output that has no buffer yet a row-contiguous one.
+void allocate_output(mx::array& out, const mx::Stream& stream);
+
+/// An uninitialised array that lives until the work encoded so far has finished.
+mx::array workspace(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream);
+
+/// A zeroed int32 counter array of at least `count` elements that belongs to the stream. Kernels
+/// must leave it zeroed, and callers declare it as an output, so that launches that share it run
+/// one after the other.
+mx::array stream_counters(int count, const mx::Stream& stream);
+
+/// Device pointer of an array; nullptr for an empty one.
+template <class T>
+T* device_ptr(const mx::array& a) {
+  if (a.size() == 0) return nullptr;
+  auto* buffer = static_cast<const mx::cu::CudaBuffer*>(a.buffer().ptr());
+  return reinterpret_cast<T*>(static_cast<char*>(buffer->data) + a.offset());
+}
+
+/// The graph that MLX is building for a stream. Declares the arrays that a kernel reads and writes.
+class EncoderLaunch final : public Launch {
+ public:
+  explicit EncoderLaunch(const mx::Stream& stream);
+
+  void reads(const mx::array& a) { encoder_.set_input_array(a); }
+  void writes(const mx::array& a) { encoder_.set_output_array(a); }
+
+  /// Declares all inputs and outputs, allocating outputs that have no buffer.
+  void declare(const Arrays& inputs, Arrays& outputs, const mx::Stream& stream);
+
+ protected:
+  void submit(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+              void** params) override;
+
+ private:
+  mx::cu::CommandEncoder& encoder_;
+};
+
+}  // namespace mlxcel::cuda

@@ -1,0 +1,387 @@
+#pragma once
+
+#include "kernels/attention_tile.cuh"
+#include "kernels/reduce.cuh"
+
+namespace mlxcel::cuda {
+
+/// Attention of a few query rows (up to 8 * ColumnTiles rows: tokens x heads of one KV head's
+/// group) over a span of pages, for 16-bit types.
+///
+/// Keys are the rows of the matrix product: S = K Q^T takes 16 keys by 8 query rows, O^T = V^T P
+/// takes 16 dimensions by 8 query rows, so that a group of up to 8 heads fills the instruction.
+///
+/// Each warp is on its own: it takes every Warps-th run of `Keys` tokens, copies their K and V into
+/// its own ring of `Stages` buffers, and keeps its own softmax state; no barrier until the states
+/// of the warps are merged at the end. The number of warps is the launch's choice.
+template <class T, int D, int ColumnTiles, int Keys, int Stages>
+struct PagedDecode {
+  static constexpr int kColumns = 8 * ColumnTiles;
+  // One 16-byte piece of padding: neighbouring rows start in different banks for ldmatrix.
+  static constexpr int kRow = D + 8;
+  static constexpr int kStage = 2 * Keys * kRow;  // elements: K, then V
+  static constexpr int kKeyTiles = Keys / 16;
+  static constexpr int kSteps = D / 16;
+  // Q's fragments stay in registers where they leave room for the accumulators.
+  static constexpr bool kQueryInRegisters = ColumnTiles * D <= 256;
+  static constexpr int kStateRow = D + 4;  // floats
+
+  static constexpr int kQueryBytes = kQueryInRegisters ? 0 : sizeof(T) * kColumns * kRow;
+  static constexpr int kRingBytes = sizeof(T) * Stages * kStage;
+  static constexpr int kStateBytes = sizeof(float) * kColumns * (kStateRow + 2);
+  static constexpr int kWarpBytes = kRingBytes > kStateBytes ? kRingBytes : kStateBytes;
+  static int shared_bytes(int warps) { return kQueryBytes + warps * kWarpBytes; }
+
+  const PagedAttentionParams& p;
+  const AttentionArrays& a;
+  const TileView& view;
+  const int kv_head, group, columns;  // columns: query rows in use
+  const int warp, warps, lane;
+  const int page_shift;
+  uint32_t ring;       // shared address of the warp's buffers
+  uint32_t query;      // shared address of Q, where it is not in registers
+  int origin, blocks;  // first slot of block 0; runs of `Keys` slots of all warps together
+
+  uint32_t q_fragment[kQueryInRegisters ? ColumnTiles : 1][kSteps][2];
+  float o[ColumnTiles][kSteps][4];
+  float row_max[ColumnTiles][2], row_sum[ColumnTiles][2];
+
+  __device__ PagedDecode(const PagedAttentionParams& p, const AttentionArrays& a,
+                         const TileView& view, int kv_head, char* shared)
+      : p(p),
+        a(a),
+        view(view),
+        kv_head(kv_head),
+        group(p.num_qo_heads / p.num_kv_heads),
+        columns(view.tile.q_len * (p.num_qo_heads / p.num_kv_heads)),
+        warp(threadIdx.x / kWarp),
+        warps(blockDim.x / kWarp),
+        lane(threadIdx.x % kWarp),
+        page_shift(page_shift_of(p)) {
+    query = shared_address(shared);
+    ring = query + kQueryBytes + warp * kWarpBytes;
+    // Runs of keys start at page boundaries of the span where they can, for aligned copies.
+    const int span = view.tile.page_begin * p.page_size;
+    origin = span + max(view.begin - span, 0) / Keys * Keys;
+    blocks = view.end > view.begin ? (view.end - origin + Keys - 1) / Keys : 0;
+  }
+
+  /// The page id of this lane's key in a block (lane % Keys), 0 where there is none.
+  __device__ __forceinline__ int page_of(int block) const {
+    const int slot = origin + block * Keys + lane % Keys;
+    return slot < view.end ? __ldg(view.pages + (slot >> page_shift)) : 0;
+  }
+
+  __device__ __forceinline__ uint32_t stage_address(int stage) const {
+    return ring + static_cast<uint32_t>(stage * kStage * sizeof(T));
+  }
+
+  /// Starts the copy of a block's K and V. Slots that no query sees read as zeros: what is in the
+  /// pool there may be NaN, and must not be touched past the request's pages.
+  __device__ __forceinline__ void copy_block(int block, int stage, int page) const {
+    const int slot = origin + block * Keys + lane % Keys;
+    // Offset of this lane's key in the pools, or -1.
+    int64_t offset = static_cast<int64_t>(page) * p.stride_page +
+                     static_cast<int64_t>(slot & (p.page_size - 1)) * p.stride_token +
+                     static_cast<int64_t>(kv_head) * p.stride_head;
+    if (slot < view.begin || slot >= view.end) offset = -1;
+    const uint32_t to = stage_address(stage);
+    constexpr int kPieces = D / 8;  // 16-byte pieces a row
+#pragma unroll
+    for (int i = 0; i < Keys * kPieces / kWarp; ++i) {
+      const int piece = i * kWarp + lane, row = piece / kPieces, column = piece % kPieces * 8;
+      const int64_t from = __shfl_sync(0xffffffffu, offset, row);
+      const bool valid = from >= 0;
+      const int64_t source = valid ? from + column : 0;
+      const uint32_t target = to + static_cast<uint32_t>((row * kRow + column) * sizeof(T));
+      copy_async_16(target, static_cast<const T*>(a.k_pages) + source, valid);
+      copy_async_16(target + static_cast<uint32_t>(Keys * kRow * sizeof(T)),
+                    static_cast<const T*>(a.v_pages) + source, valid);
+    }
+  }
+
+  /// Pointer to the query row of a column, which must be in use.
+  __device__ __forceinline__ const T* query_row(int column) const {
+    const int64_t token = view.tile.q_begin + column / group;
+    return static_cast<const T*>(a.q) +
+           (token * p.num_qo_heads + kv_head * group + column % group) * D;
+  }
+
+  __device__ __forceinline__ void load_query() {
+    if constexpr (kQueryInRegisters) {
+#pragma unroll
+      for (int n = 0; n < ColumnTiles; ++n) {
+        const int column = n * 8 + lane / 4;
+        const bool used = column < columns;
+        const uint32_t* row =
+            reinterpret_cast<const uint32_t*>(query_row(used ? column : 0)) + lane % 4;
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+          q_fragment[n][k][0] = used ? __ldg(row + k * 8) : 0;
+          q_fragment[n][k][1] = used ? __ldg(row + k * 8 + 4) : 0;
+        }
+      }
+    } else {
+      constexpr int kPieces = D / 8;
+      for (int piece = threadIdx.x; piece < kColumns * kPieces; piece += blockDim.x) {
+        const int column = piece / kPieces, d = piece % kPieces * 8;
+        const bool used = column < columns;
+        copy_async_16(query + static_cast<uint32_t>((column * kRow + d) * sizeof(T)),
+                      query_row(used ? column : 0) + d, used);
+      }
+      copy_async_commit();
+      copy_async_wait<0>();
+      __syncthreads();
+    }
+  }
+
+  __device__ __forceinline__ void query_fragment(int n, int k, uint32_t (&b)[2]) const {
+    if constexpr (kQueryInRegisters) {
+      b[0] = q_fragment[n][k][0];
+      b[1] = q_fragment[n][k][1];
+    } else {
+      const int row = n * 8 + lane % 8, d = k * 16 + lane / 8 % 2 * 8;
+      asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                   : "=r"(b[0]), "=r"(b[1])
+                   : "r"(query + static_cast<uint32_t>((row * kRow + d) * sizeof(T)))
+                   : "memory");
+    }
+  }
+
+  /// Logits of keys lane / 4 (+ 8) of each key tile and columns 2 * (lane % 4) (+ 1).
+  __device__ __forceinline__ void scores(uint32_t keys, float (&s)[kKeyTiles][ColumnTiles][4]) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[t][n][e] = 0.0f;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      uint32_t b[ColumnTiles][2];
+#pragma unroll
+      for (int n = 0; n < ColumnTiles; ++n) query_fragment(n, k, b[n]);
+#pragma unroll
+      for (int t = 0; t < kKeyTiles; ++t) {
+        uint32_t key[4];
+        const int row = t * 16 + lane % 16, d = k * 16 + lane / 16 * 8;
+        load_matrices(key, keys + static_cast<uint32_t>((row * kRow + d) * sizeof(T)));
+#pragma unroll
+        for (int n = 0; n < ColumnTiles; ++n) mma_16x8x16<T>(s[t][n], key, b[n][0], b[n][1]);
+      }
+    }
+  }
+
+  /// Logits to weights: masks, moves the running maxima, and rescales what was summed so far.
+  __device__ __forceinline__ void softmax(int block, const LogitScale& logit,
+                                          float (&s)[kKeyTiles][ColumnTiles][4]) {
+    const int slot = origin + block * Keys;
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[t][n][e] = logit(s[t][n][e]);
+      }
+    }
+    if (!view.all_see(p, slot, slot + Keys)) {
+#pragma unroll
+      for (int n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int token = (n * 8 + lane % 4 * 2 + e) / group;
+          const int from = view.first_slot(p, token), to = view.end_slot(p, token);
+#pragma unroll
+          for (int t = 0; t < kKeyTiles; ++t) {
+            const int key = slot + t * 16 + lane / 4;
+            if (key < from || key >= to) s[t][n][e] = -INFINITY;
+            if (key + 8 < from || key + 8 >= to) s[t][n][e + 2] = -INFINITY;
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < ColumnTiles; ++n) {
+      float keep[2];
+      bool moved = false;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float m = row_max[n][e];
+#pragma unroll
+        for (int t = 0; t < kKeyTiles; ++t) m = fmaxf(m, fmaxf(s[t][n][e], s[t][n][e + 2]));
+#pragma unroll
+        for (int step = 4; step < kWarp; step *= 2) {
+          m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, step));
+        }
+        moved |= m > row_max[n][e];
+        keep[e] = weight_of(row_max[n][e], m);
+        row_max[n][e] = m;
+        const float base = m == -INFINITY ? 0.0f : m;  // all masked: weights 0, not NaN
+        row_sum[n][e] *= keep[e];
+#pragma unroll
+        for (int t = 0; t < kKeyTiles; ++t) {
+          s[t][n][e] = exp2_fast(s[t][n][e] - base);
+          s[t][n][e + 2] = exp2_fast(s[t][n][e + 2] - base);
+          row_sum[n][e] += s[t][n][e] + s[t][n][e + 2];
+        }
+      }
+      if (__any_sync(0xffffffffu, moved)) {
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+          o[n][k][0] *= keep[0];
+          o[n][k][1] *= keep[1];
+          o[n][k][2] *= keep[0];
+          o[n][k][3] *= keep[1];
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_values(uint32_t values,
+                                             const float (&s)[kKeyTiles][ColumnTiles][4]) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+      uint32_t weights[ColumnTiles][2];
+#pragma unroll
+      for (int n = 0; n < ColumnTiles; ++n) {
+        weights[n][0] = transpose_matrix(pack<T>(s[t][n][0], s[t][n][1]));
+        weights[n][1] = transpose_matrix(pack<T>(s[t][n][2], s[t][n][3]));
+      }
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        uint32_t value[4];
+        const int row = t * 16 + lane / 16 * 8 + lane % 8, d = k * 16 + lane / 8 % 2 * 8;
+        load_matrices_transposed(value,
+                                 values + static_cast<uint32_t>((row * kRow + d) * sizeof(T)));
+#pragma unroll
+        for (int n = 0; n < ColumnTiles; ++n) {
+          mma_16x8x16<T>(o[n][k], value, weights[n][0], weights[n][1]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void stream() {
+    int page[Stages];
+#pragma unroll
+    for (int i = 0; i < Stages; ++i) page[i] = page_of(warp + i * warps);
+    if constexpr (kQueryInRegisters) load_query();  // in flight together with the page ids
+#pragma unroll
+    for (int i = 0; i < Stages - 1; ++i) {
+      if (warp + i * warps < blocks) copy_block(warp + i * warps, i, page[i]);
+      copy_async_commit();
+    }
+    int next = page[Stages - 1];
+#pragma unroll
+    for (int n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        row_max[n][e] = -INFINITY;
+        row_sum[n][e] = 0.0f;
+      }
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[n][k][e] = 0.0f;
+      }
+    }
+    const LogitScale logit(p);
+    int full = 0, empty = Stages - 1;  // stage to read, stage to fill
+    for (int block = warp; block < blocks; block += warps) {
+      copy_async_wait<Stages - 2>();
+      __syncwarp();
+      const int ahead = block + (Stages - 1) * warps;
+      const int page_now = next;
+      next = page_of(ahead + warps);
+      if (ahead < blocks) copy_block(ahead, empty, page_now);
+      copy_async_commit();
+
+      const uint32_t stage = stage_address(full);
+      float s[kKeyTiles][ColumnTiles][4];
+      scores(stage, s);
+      softmax(block, logit, s);
+      add_values(stage + static_cast<uint32_t>(Keys * kRow * sizeof(T)), s);
+      full = full + 1 == Stages ? 0 : full + 1;
+      empty = empty + 1 == Stages ? 0 : empty + 1;
+    }
+    copy_async_wait<0>();
+  }
+
+  /// Puts this warp's state into shared memory and merges those of all warps.
+  __device__ __forceinline__ void finish(char* shared) {
+    __syncwarp();
+    char* mine = shared + kQueryBytes + warp * kWarpBytes;
+    float* values = reinterpret_cast<float*>(mine);
+    float* stats = values + kColumns * kStateRow;  // [kColumns][max, sum]
+#pragma unroll
+    for (int n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int column = n * 8 + lane % 4 * 2 + e;
+        float sum = row_sum[n][e];
+#pragma unroll
+        for (int step = 4; step < kWarp; step *= 2) {
+          sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        }
+        if (lane < 4) {
+          stats[column * 2] = row_max[n][e];
+          stats[column * 2 + 1] = sum;
+        }
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+          values[column * kStateRow + k * 16 + lane / 4] = o[n][k][e];
+          values[column * kStateRow + k * 16 + lane / 4 + 8] = o[n][k][e + 2];
+        }
+      }
+    }
+    __syncthreads();
+
+    constexpr int N = 4, kPieces = D / N;
+    for (int item = threadIdx.x; item < columns * kPieces; item += blockDim.x) {
+      const int column = item / kPieces, d = item % kPieces * N;
+      MergedState<N> state;
+      auto of_warp = [&](int w) {
+        return reinterpret_cast<const float*>(shared + kQueryBytes + w * kWarpBytes);
+      };
+      for (int w = 0; w < warps; ++w) {
+        state.max = fmaxf(state.max, of_warp(w)[kColumns * kStateRow + column * 2]);
+      }
+      for (int w = 0; w < warps; ++w) {
+        const float* from = of_warp(w);
+        const float2 stat = *reinterpret_cast<const float2*>(from + kColumns * kStateRow + column * 2);
+        const float4 x = *reinterpret_cast<const float4*>(from + column * kStateRow + d);
+        const float weight = weight_of(stat.x, state.max);
+        state.sum += stat.y * weight;
+        state.v[0] += x.x * weight;
+        state.v[1] += x.y * weight;
+        state.v[2] += x.z * weight;
+        state.v[3] += x.w * weight;
+      }
+      write_state<T, N>(p, a, view.tile, column / group, kv_head * group + column % group, d, state,
+                        true);
+    }
+  }
+
+  __device__ __forceinline__ void run(char* shared) {
+    if constexpr (!kQueryInRegisters) load_query();
+    stream();
+    finish(shared);
+  }
+};
+
+template <class T, int D, int ColumnTiles, int Keys, int Stages>
+__global__ void __launch_bounds__(256)
+    paged_decode_kernel(const __grid_constant__ PagedAttentionParams p,
+                        const __grid_constant__ AttentionArrays a) {
+  extern __shared__ __align__(16) char shared[];
+  const int kv_head = blockIdx.x % p.num_kv_heads;
+  prefetch_tables(p, a);
+  const TileView view(p, a, blockIdx.x / p.num_kv_heads);
+  PagedDecode<T, D, ColumnTiles, Keys, Stages> decode(p, a, view, kv_head, shared);
+  decode.run(shared);
+  merge_in_launch<T>(p, a, view.tile, kv_head);
+}
+
+}  // namespace mlxcel::cuda

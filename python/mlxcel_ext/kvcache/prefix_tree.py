@@ -1,0 +1,233 @@
+"""Prefix cache: which page holds the KV of which token prefix. Pure: no arrays."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, MutableSequence, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from .page_allocator import PageAllocator
+
+#: Children that may share a page partly are compared token by token; a node with more looks at the newest.
+_MAX_PARTIAL_CANDIDATES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """Pages whose KV a request may adopt: whole pages to share, and one to copy of which it uses a part."""
+
+    pages: tuple[int, ...] = ()
+    partial_page: int | None = None
+    num_tokens: int = 0
+
+
+class _Node:
+    """One page. Its path from the root spells the tokens whose KV the page completes."""
+
+    __slots__ = ("born", "children", "key", "page", "parent", "salt", "stamp")
+
+    def __init__(self, key: tuple[int, ...], page: int, parent: _Node | None, stamp: int, born: int) -> None:
+        self.key = key
+        self.page = page
+        self.parent = parent
+        self.stamp = stamp
+        self.born = born
+        self.salt: str | None = None  # of a root
+        # The tokens of a child -> the child. A key shorter than a page is a tail: it has no children.
+        self.children: dict[tuple[int, ...], _Node] = {}
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.parent is not None and not self.children
+
+
+class PrefixTree:
+    """A radix tree with pages for digits; one root per cache salt.
+
+    The tree adds nothing to a page's users: a page that only the tree holds is *cached* and may be evicted,
+    least recently used leaf first. A request uses every page on its path, so a page in use never hangs
+    below a page that can be evicted, and every cached page can be.
+    """
+
+    def __init__(self, allocator: PageAllocator, page_size: int, max_pages: int | None = None) -> None:
+        self.max_pages = allocator.num_pages if max_pages is None else max_pages
+        self.num_pages = 0
+        self.evictions = 0
+        #: Changes with every insertion: what did not match before may match now.
+        self.version = 0
+        self._allocator = allocator
+        self._page_size = page_size
+        self._roots: dict[str | None, _Node] = {}
+        self._clock = 0
+        self._order = 0
+        self._step = 0
+        # (stamp, order, node): at least one entry for each leaf; stale ones are skipped or renewed when popped.
+        self._leaves: list[tuple[int, int, _Node]] = []
+
+    def begin_step(self) -> None:
+        """A new step is planned: pages inserted from now on are written in it, not before it."""
+        self._step += 1
+
+    def match(self, tokens: Sequence[int], salt: str | None = None) -> PrefixMatch:
+        """Find the longest cached prefix of the tokens. Nothing is consumed or retained: the caller retains.
+
+        Whole pages may be shared in the step that writes them. A page to copy from must be older: copies
+        come first in a step.
+        """
+        node = self._roots.get(salt)
+        if node is None:
+            return PrefixMatch()
+        self._clock += 1
+        pages: list[int] = []
+        size, position = self._page_size, 0
+        while len(tokens) - position >= size:
+            child = node.children.get(tuple(tokens[position : position + size]))
+            if child is None:
+                break
+            child.stamp = self._clock
+            pages.append(child.page)
+            node, position = child, position + size
+        tail, best, shared = tuple(tokens[position : position + size]), None, 0
+        if tail:
+            for child in islice(reversed(node.children.values()), _MAX_PARTIAL_CANDIDATES):
+                common = _common_prefix(child.key, tail)
+                if common > shared and child.born < self._step:
+                    best, shared = child, common
+        if best is None:
+            return PrefixMatch(tuple(pages), None, position)
+        best.stamp = self._clock
+        return PrefixMatch(tuple(pages), best.page, position + shared)
+
+    def insert(
+        self,
+        tokens: Sequence[int],
+        pages: MutableSequence[int],
+        salt: str | None = None,
+        *,
+        with_tail: bool = False,
+    ) -> list[int]:
+        """Hold the pages of a request whose KV of these tokens is written, in the present step at the latest.
+
+        Where the tree has another page for the same prefix, that one takes the place of the request's in
+        ``pages``; the replaced pages are returned, for the caller to release once nothing planned uses them.
+        with_tail also holds a last page that is not full, for others to copy from; the request must not
+        write to it any more.
+        """
+        size = self._page_size
+        full = len(tokens) // size
+        tail = tuple(tokens[full * size :]) if with_tail else ()
+        if self.max_pages == 0 or not (full or tail):
+            return []
+        self._clock += 1
+        self.version += 1
+        node = self._roots.get(salt)
+        if node is None:
+            node = self._roots[salt] = _Node((), -1, None, 0, 0)
+            node.salt = salt
+        replaced = []
+        for i in range(full):
+            key = tuple(tokens[i * size : (i + 1) * size])
+            child = node.children.get(key)
+            if child is None:
+                child = self._add(node, key, pages[i])
+            elif child.page != pages[i]:
+                self._allocator.retain(child.page)
+                replaced.append(pages[i])
+                pages[i] = child.page
+            child.stamp = self._clock
+            node = child
+        if tail:
+            longer = next((c for c in node.children.values() if c.key[: len(tail)] == tail), None)
+            if longer is None:
+                self._add(node, tail, pages[full])
+            else:
+                longer.stamp = self._clock
+        return replaced
+
+    def _add(self, parent: _Node, key: tuple[int, ...], page: int) -> _Node:
+        child = _Node(key, page, parent, self._clock, self._step)
+        parent.children[key] = child
+        self._allocator.hold(page)
+        self.num_pages += 1
+        self._push(child)
+        for size in range(1, len(key)):
+            tail = parent.children.get(key[:size])
+            if tail is not None and self._allocator.users(tail.page) == 0:
+                self._remove(tail)  # the new page says all that the tail says
+        return child
+
+    def _push(self, leaf: _Node) -> None:
+        self._order += 1
+        heapq.heappush(self._leaves, (leaf.stamp, self._order, leaf))
+        if len(self._leaves) > 2 * self.num_pages + 64:
+            live = {id(node): (node.stamp, order, node) for _, order, node in self._leaves if node.is_leaf}
+            self._leaves = list(live.values())
+            heapq.heapify(self._leaves)
+
+    def _remove(self, node: _Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        assert not node.children
+        del parent.children[node.key]
+        node.parent = None
+        self.num_pages -= 1
+        self._allocator.drop(node.page)
+        if parent.children:
+            return
+        if parent.parent is not None:
+            self._push(parent)
+        else:
+            del self._roots[parent.salt]
+
+    def evict(self, count: int) -> int:
+        """Free up to ``count`` cached pages, least recently used first; returns how many."""
+        freed = 0
+        in_use: list[_Node] = []
+        while freed < count and self._leaves:
+            stamp, _, node = heapq.heappop(self._leaves)
+            if not node.is_leaf:
+                continue
+            if stamp != node.stamp:
+                self._push(node)
+            elif self._allocator.users(node.page):
+                in_use.append(node)
+            else:
+                self._remove(node)
+                freed += 1
+        for node in in_use:
+            self._push(node)
+        self.evictions += freed
+        return freed
+
+    def trim(self) -> None:
+        """Evict what exceeds the budget; pages in use count, and go when they are released."""
+        if self.num_pages > self.max_pages:
+            self.evict(self.num_pages - self.max_pages)
+
+    def clear(self) -> None:
+        """Forget everything, pages in use too: for when their contents cannot be trusted."""
+        pages = list(self.pages())
+        self._roots = {}
+        self._leaves = []
+        self.num_pages = 0
+        for page in pages:
+            self._allocator.drop(page)
+
+    def pages(self) -> Iterator[int]:
+        """Every page that the tree holds."""
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            if node.page >= 0:
+                yield node.page
+            stack.extend(node.children.values())
+
+
+def _common_prefix(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count

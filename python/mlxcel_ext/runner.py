@@ -1,0 +1,324 @@
+"""Runs planned steps: host tokens and page tables in, device-side tokens out. Never waits for the device,
+except in read()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from .models.batch import AttentionBatch
+from .ops import AttentionPlan, PageTable, TokenLogprobs, plan_attention, token_logprobs
+from .outcomes import Outcomes
+from .outputs import TokenLogprob
+from .sampler import RowSampling, Sampler
+from .scheduler.request import Request
+from .scheduler.scheduler import ScheduledRow, StepPlan
+
+if TYPE_CHECKING:
+    from .kvcache.pool import KVPool
+    from .models.config import ModelConfig
+
+Int32 = npt.NDArray[np.int32]
+
+
+class RunnableModel(Protocol):
+    """What the runner needs of a model."""
+
+    config: ModelConfig
+    dtype: mx.Dtype
+
+    def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: Any) -> mx.array: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """Prompt tokens ``first .. first+count`` of a request, predicted by the tokens before them."""
+
+    request: Request
+    first: int
+    count: int
+
+    @property
+    def targets(self) -> list[int]:
+        return self.request.tokens[self.first : self.first + self.count]
+
+
+@dataclass(slots=True)
+class Step:
+    """A submitted step. Its arrays live on the device until read() asks for them."""
+
+    plan: StepPlan
+    sampled: list[ScheduledRow]
+    #: Place of a request's sampled token in ids.
+    index: dict[Request, int]
+    #: Kept until the tokens are drawn, where that has to wait for the step before (grammars).
+    logits: mx.array | None = None
+    ids: mx.array | None = None
+    valid: mx.array | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[tuple[ScoredTokens, TokenLogprobs]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the host reads of a step; lists are parallel to Step.sampled."""
+
+    token_ids: list[int]
+    valid: list[bool]
+    logprobs: list[TokenLogprob | None]
+    prompt_logprobs: list[tuple[ScoredTokens, list[TokenLogprob]]]
+
+
+class Runner:
+    """Turns plans into arrays and back.
+
+    sampling(row) says how a row is sampled; it is asked when the row's earlier tokens are known, if it
+    depends on them (needs_tokens), else at submission.
+    """
+
+    def __init__(
+        self,
+        model: RunnableModel,
+        kv: KVPool,
+        sampler: Sampler,
+        outcomes: Outcomes,
+        *,
+        sampling: Callable[[ScheduledRow], RowSampling],
+        needs_tokens: Callable[[ScheduledRow], bool],
+        batch_invariant: bool = True,
+    ) -> None:
+        self._model = model
+        self._kv = kv
+        self._sampler = sampler
+        self._outcomes = outcomes
+        self._sampling = sampling
+        self._needs_tokens = needs_tokens
+        self._batch_invariant = batch_invariant
+        self._attention_plan: AttentionPlan | None = None
+
+    def submit(self, plan: StepPlan, previous: Step | None) -> Step:
+        """Start a step whose decode rows may continue tokens of the previous one that nobody has read.
+
+        On an error nothing is submitted, the pool's handles are as before, and the contents of the pages
+        that the plan writes are undefined.
+        """
+        handles = self._kv.handles()
+        try:
+            return self._submit(plan, previous)
+        except BaseException:
+            self._kv.restore(handles)
+            raise
+
+    def _submit(self, plan: StepPlan, previous: Step | None) -> Step:
+        if plan.copies:
+            self._kv.copy_pages([c.source for c in plan.copies], [c.target for c in plan.copies])
+        for row in plan.rows:
+            if row.admitted:
+                self._begin(row.request)
+        sampled = [row for row in plan.rows if row.sample]
+        step = Step(plan, sampled, {row.request: i for i, row in enumerate(sampled)})
+        batch, scored = self._batch(plan)
+        logits = self._model(self._tokens(plan, previous), batch, self._kv)
+        self._score_prompts(step, logits, scored)
+        if scored:
+            logits = logits[: len(sampled)]
+        if any(self._needs_tokens(row) for row in sampled) and previous is not None:
+            step.logits = logits
+            mx.async_eval(logits, *self._kv.arrays)
+            self._outcomes.count("mlxcel_engine_sampling_total", "after_read")
+            return step
+        self._draw(step, logits)
+        return step
+
+    def draw(self, step: Step) -> None:
+        """Sample a step that waited for the tokens of the step before, which are read now."""
+        if step.logits is not None:
+            logits, step.logits = step.logits, None
+            self._draw(step, logits)
+
+    def _draw(self, step: Step, logits: mx.array) -> None:
+        arrays = [a for _, scores in step.prompt_logprobs for a in scores]
+        if step.sampled:
+            drawn = self._sampler(logits, [self._sampling(row) for row in step.sampled])
+            step.ids, step.valid = drawn.ids, drawn.valid
+            arrays += [step.ids, step.valid]
+            if drawn.logprobs is not None:
+                step.logprobs = TokenLogprobs(drawn.logprobs, drawn.ranks, drawn.top_ids, drawn.top_logprobs)
+                arrays += step.logprobs
+        mx.async_eval(*arrays, *self._kv.arrays)
+
+    def read(self, step: Step) -> StepResult:
+        """Wait for a step and bring its tokens to the host."""
+        if step.ids is None or step.valid is None:
+            mx.eval(self._kv.arrays)
+            token_ids, valid = [], []
+        else:
+            token_ids, valid = step.ids.tolist(), step.valid.tolist()
+        logprobs: list[TokenLogprob | None] = [None] * len(token_ids)
+        if step.logprobs is not None:
+            wanted = [row.request.job.params.logprobs for row in step.sampled]
+            logprobs = _token_logprobs(token_ids, step.logprobs, wanted)
+        prompts = []
+        for scored, scores in step.prompt_logprobs:
+            wanted = [scored.request.job.params.prompt_logprobs] * scored.count
+            found = _token_logprobs(scored.targets, scores, wanted)
+            prompts.append((scored, [s for s in found if s is not None]))
+        return StepResult(token_ids, valid, logprobs, prompts)
+
+    def probe(self, page: int) -> None:
+        """Run one token through the model and wait; raises what the device raises. Overwrites the page."""
+        table = PageTable.from_pages([[page]], [1], self._kv.page_size)
+        zero = mx.zeros((1,), mx.int32)
+        handles = self._kv.handles()
+        try:
+            logits = self._model(
+                zero, AttentionBatch(zero, table, None, self._make_plan(table, None)), self._kv
+            )
+            mx.eval(logits, self._kv.arrays)
+        except BaseException:
+            self._kv.restore(handles)
+            raise
+
+    # -- inputs ------------------------------------------------------------------------------------------
+
+    def _begin(self, request: Request) -> None:
+        split = request.num_prompt_tokens
+        tokens, job = request.tokens, request.job
+        # Slots are unique among running requests; a preempted one gives its own up.
+        self._sampler.remove(sampler_key(request.slot))
+        self._sampler.add(
+            sampler_key(request.slot),
+            job.params,
+            job.seed,
+            prompt_ids=tokens[:split],
+            output_ids=tokens[split:],
+        )
+
+    def _tokens(self, plan: StepPlan, previous: Step | None) -> mx.array:
+        """int32 [nnz]: tokens the host knows, and for the others the previous step's, still on the device."""
+        host: list[int] = []
+        sources: list[int] = []  # place in the previous step's ids, -1: the host knows
+        for row in plan.rows:
+            tokens = row.request.tokens
+            if row.start + row.count <= len(tokens):
+                host += tokens[row.start : row.start + row.count]
+                sources += [-1] * row.count
+            else:
+                if previous is None:
+                    raise RuntimeError(f"[runner] {row.request.request_id}: its last token is in no step.")
+                host.append(0)
+                sources.append(previous.index[row.request])
+        if previous is None or previous.ids is None or max(sources) < 0:
+            self._outcomes.count("mlxcel_engine_step_input_total", "host")
+            return mx.array(np.array(host, np.int32))
+        if sources == list(range(previous.ids.size)):
+            self._outcomes.count("mlxcel_engine_step_input_total", "device")
+            return previous.ids
+        self._outcomes.count("mlxcel_engine_step_input_total", "mixed")
+        known = previous.ids.size
+        places = [source if source >= 0 else known + i for i, source in enumerate(sources)]
+        both = mx.concatenate([previous.ids, mx.array(np.array(host, np.int32))])
+        return both[mx.array(np.array(places, np.int32))]
+
+    def _batch(self, plan: StepPlan) -> tuple[AttentionBatch, list[ScoredTokens]]:
+        rows = plan.rows
+        page_size = self._kv.page_size
+        ends = np.fromiter((row.start + row.count for row in rows), np.int32, len(rows))
+        counts = np.fromiter((row.count for row in rows), np.int32, len(rows))
+        num_pages = (ends + (page_size - 1)) // page_size
+        kv_indptr = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(num_pages, out=kv_indptr[1:])
+        kv_indices = np.frombuffer(b"".join([row.pages.tobytes() for row in rows]), np.int32)
+        table = PageTable(kv_indptr, kv_indices, ends - (num_pages - 1) * page_size, page_size)
+        qo_indptr: Int32 | None = None
+        if int(counts.max()) == 1:
+            positions = ends - 1
+            self._outcomes.count("mlxcel_paged_decode_launches_total", "fused_v2", self._num_layers)
+        else:
+            qo_indptr = np.zeros(len(rows) + 1, np.int32)
+            np.cumsum(counts, out=qo_indptr[1:])
+            positions = np.arange(qo_indptr[-1], dtype=np.int32) + np.repeat(ends - qo_indptr[1:], counts)
+        logit_rows, scored = self._logit_rows(rows, counts)
+        batch = AttentionBatch(
+            mx.array(positions), table, qo_indptr, self._plan_attention(table, qo_indptr), logit_rows
+        )
+        return batch, scored
+
+    def _logit_rows(
+        self, rows: list[ScheduledRow], counts: Int32
+    ) -> tuple[mx.array | None, list[ScoredTokens]]:
+        """Packed tokens whose logits are wanted, None for all: of sampled rows, then of the scored ones."""
+        last = np.cumsum(counts) - 1
+        wanted = [int(last[i]) for i, row in enumerate(rows) if row.sample]
+        scored: list[ScoredTokens] = []
+        for i, row in enumerate(rows):
+            job = row.request.job
+            if row.prefill and job.params.prompt_logprobs is not None:
+                # The prompt is scored once, not again after a preemption.
+                first = max(row.start + 1, job.num_scored)
+                count = min(row.start + row.count + 1, row.request.num_prompt_tokens) - first
+                if count > 0:
+                    at = int(last[i]) - row.count + first - row.start
+                    wanted += range(at, at + count)
+                    scored.append(ScoredTokens(row.request, first, count))
+                    job.num_scored = first + count
+        if not scored and len(wanted) == int(last[-1]) + 1:
+            return None, scored
+        return mx.array(np.array(wanted, np.int32)), scored
+
+    def _score_prompts(self, step: Step, logits: mx.array, scored: Sequence[ScoredTokens]) -> None:
+        at = len(step.sampled)
+        for tokens in scored:
+            targets = mx.array(np.array(tokens.targets, np.int32))
+            num_top = tokens.request.job.params.prompt_logprobs
+            scores = token_logprobs(logits[at : at + tokens.count], targets, num_top)
+            step.prompt_logprobs.append((tokens, scores))
+            at += tokens.count
+
+    def _plan_attention(self, table: PageTable, qo_indptr: Int32 | None) -> AttentionPlan:
+        plan = self._attention_plan
+        if plan is not None and plan.matches(table, qo_indptr):
+            self._outcomes.count("mlxcel_attention_plans_total", "reused")
+            return plan
+        self._outcomes.count("mlxcel_attention_plans_total", "made")
+        self._attention_plan = self._make_plan(table, qo_indptr)
+        return self._attention_plan
+
+    def _make_plan(self, table: PageTable, qo_indptr: Int32 | None) -> AttentionPlan:
+        config = self._model.config
+        return plan_attention(
+            table,
+            qo_indptr,
+            num_qo_heads=config.num_qo_heads,
+            num_kv_heads=config.num_kv_heads,
+            batch_invariant=self._batch_invariant,
+        )
+
+    @property
+    def _num_layers(self) -> int:
+        return self._model.config.num_layers
+
+
+def sampler_key(slot: int) -> str:
+    """The name under which the sampler knows the request that runs in a slot."""
+    return str(slot)
+
+
+def _token_logprobs(
+    token_ids: Sequence[int], scores: TokenLogprobs, wanted: Sequence[int | None]
+) -> list[TokenLogprob | None]:
+    logprob, rank = scores.logprobs.tolist(), scores.ranks.tolist()
+    top_ids, top_logprobs = scores.top_ids.tolist(), scores.top_logprobs.tolist()
+    return [
+        None
+        if count is None
+        else TokenLogprob(
+            token, logprob[i], rank[i], tuple(zip(top_ids[i][:count], top_logprobs[i][:count], strict=True))
+        )
+        for i, (token, count) in enumerate(zip(token_ids, wanted, strict=True))
+    ]

@@ -1,0 +1,258 @@
+"""The engine's sampler: per-request parameters in packed rows, state on the device, no host synchronisation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from . import env
+from .ops.sampling import (
+    EDIT_ROW,
+    GREEDY_TEMPERATURE,
+    NO_EDIT,
+    SAMPLE_ROW,
+    Work,
+    count_tokens,
+    edit_logits,
+    sample_rows,
+    token_logprobs,
+    work_of,
+)
+
+_WORK_ORDER: tuple[Work, ...] = ("greedy", "temperature", "filters")
+
+
+class Params(Protocol):
+    """What the sampler reads of a request's parameters (``SamplingParams`` has it all)."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    logit_bias: Mapping[int, float]
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """One row of a step.
+
+    Attributes
+    ----------
+    request_id
+        As given to :meth:`Sampler.add`.
+    draw_index
+        Index of the token in the request's output; with the seed it decides the noise.
+    mask
+        Allowed tokens of a grammar, uint32 words: token ``i`` is bit ``i % 32`` of word ``i // 32``.
+    banned
+        Tokens that may not be drawn in this step: EOS and stop tokens before ``min_tokens``.
+    """
+
+    request_id: str
+    draw_index: int
+    mask: npt.NDArray[np.uint32] | None = None
+    banned: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Device arrays of one step, ``[batch]`` or ``[batch, num_top]``; the logprobs where a row asked for them."""
+
+    ids: mx.array  #: int32, always in range
+    valid: mx.array  #: bool; False where the logits had a NaN or no token was allowed
+    logprobs: mx.array | None = None  #: float32, of the drawn token, from the raw logits
+    ranks: mx.array | None = None  #: int32, 1 is the likeliest
+    top_ids: mx.array | None = None  #: int32, best first
+    top_logprobs: mx.array | None = None
+
+
+class Sampler:
+    """Draws one token a row for requests that were added before.
+
+    Logits pass a grammar's mask, bans, logit bias and penalties (in vLLM's order), then temperature, min-p and
+    top-k, then top-p. Log-probabilities are of the raw logits. Steps whose rows want none of the edits launch
+    the draw alone.
+
+    Parameters
+    ----------
+    vocab_size
+        Width of the logits.
+    max_rows
+        Most requests at a time.
+    stream
+        Where the ops run.
+    """
+
+    def __init__(
+        self, vocab_size: int, max_rows: int, *, stream: mx.Stream | mx.Device | None = None
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.max_rows = max_rows
+        self._stream = stream
+        self._slots: dict[str, int] = {}
+        self._free = list(range(max_rows - 1, -1, -1))
+        self._rows = np.zeros(max_rows, SAMPLE_ROW)
+        self._edits = np.full(max_rows, NO_EDIT, EDIT_ROW)
+        self._work = np.zeros(max_rows, np.int8)
+        self._num_top = np.full(max_rows, -1, np.int32)
+        self._bias: dict[int, dict[int, float]] = {}
+        self._counts: mx.array | None = None  # [max_rows, vocab_size], made with the first penalty
+        #: Steps by what served them: a work of the compiled op, or "mlx" where a kill switch is off.
+        self.steps: dict[str, int] = {**dict.fromkeys(_WORK_ORDER, 0), "mlx": 0}
+        self._compiled: dict[Work, bool] = {
+            "greedy": True,
+            "temperature": env.switch("MLXCEL_SAMPLING_GUMBEL"),
+            "filters": env.switch("MLXCEL_SAMPLING_REJECTION"),
+        }
+
+    def add(
+        self,
+        request_id: str,
+        params: Params,
+        seed: int,
+        *,
+        prompt_ids: Sequence[int] = (),
+        output_ids: Sequence[int] = (),
+    ) -> None:
+        """Register a request. ``output_ids`` are tokens that it has drawn already, where it comes back."""
+        if request_id in self._slots:
+            raise ValueError(f"[sampler] request {request_id!r} was added before.")
+        if not self._free:
+            raise ValueError(f"[sampler] at most {self.max_rows} requests at a time.")
+        bias = dict(params.logit_bias or {})
+        bad = [t for t in bias if not 0 <= t < self.vocab_size]
+        if bad:
+            raise ValueError(
+                f"[sampler] logit_bias must name tokens in 0..{self.vocab_size - 1}, got {bad[0]}."
+            )
+        slot = self._free.pop()
+        self._slots[request_id] = slot
+        values = params.temperature, params.top_k, params.top_p, params.min_p
+        self._rows[slot] = (*values, seed, 0)
+        self._work[slot] = _WORK_ORDER.index(work_of(*values, self.vocab_size))
+        self._num_top[slot] = -1 if params.logprobs is None else params.logprobs
+        self._edits[slot] = NO_EDIT
+        self._bias[slot] = bias
+        penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        if penalties != (1.0, 0.0, 0.0):
+            self._edits[slot] = (*penalties, slot, -1, 0, 0, 0)
+            self._reset_counts(slot, prompt_ids, output_ids)
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request; unknown ones are ignored."""
+        slot = self._slots.pop(request_id, None)
+        if slot is not None:
+            del self._bias[slot]
+            self._free.append(slot)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._slots
+
+    def __call__(self, logits: mx.array, rows: Sequence[RowSampling]) -> Sampled:
+        """Draw for ``logits[i]`` as ``rows[i]`` asks; lazy, like every MLX op."""
+        if logits.shape != (len(rows), self.vocab_size):
+            raise ValueError(
+                f"[sampler] logits must have shape ({len(rows)}, {self.vocab_size}), got {logits.shape}."
+            )
+        slots = np.array([self._slots[row.request_id] for row in rows], np.int32)
+        edited = self._edit(logits, rows, slots)
+        packed = self._rows[slots]
+        packed["draw"] = [row.draw_index for row in rows]
+        work = _WORK_ORDER[self._work[slots].max(initial=0)]
+        if self._compiled[work]:
+            self.steps[work] += 1
+            ids, valid, _ = sample_rows(edited, packed, work, stream=self._stream)
+        else:
+            self.steps["mlx"] += 1
+            ids, valid = _sample_with_mlx_ops(edited, packed, self._stream)
+        self._count(slots, ids)
+        num_top = int(self._num_top[slots].max(initial=-1))
+        if num_top < 0:
+            return Sampled(ids, valid)
+        return Sampled(ids, valid, *token_logprobs(logits, ids, num_top, stream=self._stream))
+
+    def _edit(self, logits: mx.array, rows: Sequence[RowSampling], slots: npt.NDArray[np.int32]) -> mx.array:
+        """The logits that the draw sees: the given ones where no row wants an edit."""
+        edits = self._edits[slots]
+        masks: list[npt.NDArray[np.uint32]] = []
+        bias_ids: list[int] = []
+        bias_values: list[float] = []
+        for i, (row, slot) in enumerate(zip(rows, slots, strict=True)):
+            if row.mask is not None:
+                edits[i]["mask_row"] = len(masks)
+                masks.append(row.mask)
+            bias = self._bias[slot]
+            if row.banned:
+                bias = {**bias, **dict.fromkeys(row.banned, -np.inf)}
+            if bias:
+                edits[i]["bias_begin"] = len(bias_ids)
+                bias_ids.extend(bias)
+                bias_values.extend(bias.values())
+                edits[i]["bias_end"] = len(bias_ids)
+        counts = self._counts if np.any(edits["counts_row"] >= 0) else None
+        if not masks and not bias_ids and counts is None:
+            return logits
+        return edit_logits(
+            logits,
+            edits,
+            bias_ids=mx.array(np.array(bias_ids, np.int32)),
+            bias_values=mx.array(np.array(bias_values, np.float32)),
+            counts=counts,
+            masks=mx.array(np.stack(masks)) if masks else None,
+            stream=self._stream,
+        )
+
+    def _count(self, slots: npt.NDArray[np.int32], ids: mx.array) -> None:
+        rows = self._edits["counts_row"][slots]
+        if np.any(rows >= 0):
+            self._add_counts(mx.array(rows), ids)
+
+    def _reset_counts(self, slot: int, prompt_ids: Iterable[int], output_ids: Iterable[int]) -> None:
+        if self._counts is None:
+            self._counts = mx.zeros((self.max_rows, self.vocab_size), mx.uint32, stream=self._stream)
+        # An id out of range clears the row of a request without a prompt.
+        prompt, output = np.array([*prompt_ids, -1], np.int32), np.array([*output_ids], np.int32)
+        self._add_counts(mx.full(prompt.shape, slot, mx.int32), mx.array(prompt), reset=True)
+        if output.size:
+            self._add_counts(mx.full(output.shape, slot, mx.int32), mx.array(output))
+
+    def _add_counts(self, rows: mx.array, ids: mx.array, *, reset: bool = False) -> None:
+        assert self._counts is not None
+        self._counts = count_tokens(self._counts, rows, ids, reset=reset, stream=self._stream)
+
+
+def _sample_with_mlx_ops(
+    logits: mx.array, rows: npt.NDArray[np.void], stream: mx.Stream | mx.Device | None
+) -> tuple[mx.array, mx.array]:
+    """The same filters by a full sort, with MLX's own noise: what the kill switches fall back to."""
+    with mx.stream(stream) if stream is not None else mx.stream(mx.default_device()):
+        x = logits.astype(mx.float32)
+        vocab = x.shape[1]
+        order = mx.argsort(-x, axis=-1)
+        scale = mx.array(1.0 / np.maximum(rows["temperature"], GREEDY_TEMPERATURE))[:, None]
+        ranked = mx.take_along_axis(x, order, axis=-1) * scale
+        top_k = np.where(rows["top_k"] > 0, rows["top_k"], vocab)
+        greedy = (rows["temperature"] < GREEDY_TEMPERATURE) | (rows["top_p"] <= 0)
+        top_k = mx.array(np.where(greedy, 1, top_k))[:, None]
+        min_p = mx.log(mx.array(rows["min_p"])[:, None])
+        kept = (mx.arange(vocab)[None] < top_k) & (ranked - ranked[:, :1] >= min_p)
+        ranked = mx.where(kept, ranked, -mx.inf)
+        probs = mx.softmax(ranked, axis=-1)
+        before = mx.cumsum(probs, axis=-1) - probs
+        ranked = mx.where((before < mx.array(rows["top_p"])[:, None]) | (before == 0), ranked, -mx.inf)
+        keys = [
+            mx.random.key(int(seed) ^ (int(draw) << 32))
+            for seed, draw in zip(rows["seed"], rows["draw"], strict=True)
+        ]
+        drawn = mx.stack([mx.random.categorical(r, key=key) for r, key in zip(ranked, keys, strict=True)])
+        ids = mx.take_along_axis(order, drawn[:, None], axis=-1)[:, 0]
+        return ids.astype(mx.int32), mx.isfinite(x.max(axis=-1)) & ~mx.isnan(x).any(axis=-1)

@@ -1,0 +1,282 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..outputs import RequestOutput, TokenLogprob
+from ..sampling_params import GrammarSpec
+from .body import read_json
+from .errors import bad_request
+from .generation import Generation, Work, check_length, seeded, tokenize
+from .json_scan import CallDelta
+from .messages import render
+from .middleware import LOG_FIELDS
+from .params import grammar_of, sampling_params, schema_grammar
+from .protocol import ChatCompletionRequest, NamedToolChoice, encode
+from .respond import json_response, stream_response
+from .sse import event, until_disconnect
+from .state import ServerState
+from .tools import PARSERS, Delta, ForcedParser, ToolParser, detect_parser, forced_schema
+
+
+@dataclass
+class _Choice:
+    """One answer as it grows: text, calls and logprobs that have not been sent yet, and the whole."""
+
+    parser: ToolParser | None
+    one_call: bool
+    text: str = ""
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    entries: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    started: bool = False
+
+    def add(self, output: RequestOutput) -> list[Delta]:
+        """Take an output in; the deltas that it completes."""
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        self.entries += output.logprobs or ()
+        self.token_ids += output.token_ids
+        deltas: list[Delta] = []
+        if self.parser is None:
+            deltas = [output.text] if output.text else []
+        else:
+            deltas = self.parser.feed(output.text)
+            if output.finished:
+                deltas += self.parser.finish()
+        if self.one_call:
+            deltas = [delta for delta in deltas if isinstance(delta, str) or delta.index == 0]
+        for delta in deltas:
+            self._join(delta)
+        if output.finished:
+            self.stop_reason = output.stop_reason
+            # OpenAI's rule: a call that the request named ends with "stop", one that the model chose with "tool_calls".
+            chosen = self.calls and output.finish_reason == "stop" and not self._named()
+            self.finish_reason = "tool_calls" if chosen else output.finish_reason
+        return deltas
+
+    def _named(self) -> bool:
+        return isinstance(self.parser, ForcedParser) and self.parser.function is not None
+
+    def _join(self, delta: Delta) -> None:
+        if isinstance(delta, str):
+            self.text += delta
+            return
+        if delta.name is not None and self.parser is not None:
+            self.calls[delta.index] = {
+                "id": self.parser.call_id(),
+                "type": "function",
+                "function": {"name": delta.name, "arguments": ""},
+            }
+        self.calls[delta.index]["function"]["arguments"] += delta.arguments
+
+    def call_chunk(self, delta: CallDelta) -> dict[str, Any]:
+        """A delta as streams carry it: id, type and name once, then arguments."""
+        if delta.name is None:
+            return {"index": delta.index, "function": {"arguments": delta.arguments}}
+        call = self.calls[delta.index]
+        return {
+            "index": delta.index,
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": delta.name, "arguments": delta.arguments},
+        }
+
+    def message(self) -> dict[str, Any]:
+        calls = [self.calls[index] for index in sorted(self.calls)]
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": self.text or (None if calls else ""),
+            "refusal": None,
+        }
+        return {**message, "tool_calls": calls} if calls else message
+
+
+class _Job:
+    """One request on its way: prompt rendered and tokenized, works and choices made."""
+
+    def __init__(
+        self, state: ServerState, request: ChatCompletionRequest, log_fields: dict[str, Any]
+    ) -> None:
+        self.state = state
+        self.log_fields = log_fields
+        self.request = request
+        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self.choices: list[_Choice] = []
+        self.works: list[Work] = []
+        self.prompt_ids: list[int] = []
+
+    async def prepare(self) -> None:
+        request, state = self.request, self.state
+        forced = self._check_tools()
+        if request.top_logprobs is not None and not request.logprobs:
+            raise bad_request("top_logprobs wants logprobs to be true", "top_logprobs", "invalid_value")
+        text = render(state, request)
+        ids = await tokenize(state, text, add_special_tokens=False)
+        keep = request.truncate_prompt_tokens
+        self.prompt_ids = ids if keep is None else ids[-keep:]
+        max_tokens = (
+            request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        )
+        if max_tokens == 0:
+            raise bad_request("max_tokens must be at least 1", "max_tokens", "invalid_value")
+        check_length(state, self.prompt_ids, max_tokens)
+        parsers = [self._parser(forced is not None) for _ in range(request.n or 1)]
+        params = sampling_params(
+            request,
+            max_tokens=max_tokens,
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            prompt_logprobs=request.prompt_logprobs,
+            grammar=forced or grammar_of(request),
+            keep_special_tokens=parsers[0] is not None and parsers[0].needs_special_tokens,
+        )
+        for index, parser in enumerate(parsers):
+            self.choices.append(_Choice(parser, request.parallel_tool_calls is False))
+            self.works.append(Work(index, self.prompt_ids, seeded(params, index)))
+
+    def _check_tools(self) -> GrammarSpec | None:
+        """The grammar of a forced choice; a 400 where the choice and the tools do not fit."""
+        tools, choice = self.request.tools or [], self.request.tool_choice
+        if choice in (None, "none", "auto"):
+            return None
+        if not tools:
+            raise bad_request("tool_choice wants tools", "tool_choice", "invalid_value")
+        if grammar_of(self.request):
+            raise bad_request(
+                "A forced tool_choice and a format of the output exclude each other",
+                "tool_choice",
+                "invalid_value",
+            )
+        if isinstance(choice, NamedToolChoice):
+            name = choice.function.name
+            if name not in {tool.function.name for tool in tools}:
+                raise bad_request(
+                    f"tool_choice names {name!r}, which tools lacks", "tool_choice", "invalid_value"
+                )
+            return schema_grammar(forced_schema(tools, choice))
+        return schema_grammar(forced_schema(tools, "required"))
+
+    def _parser(self, forced: bool) -> ToolParser | None:
+        choice = self.request.tool_choice
+        if not self.request.tools or choice == "none":
+            return None
+        if forced:
+            return ForcedParser(choice.function.name if isinstance(choice, NamedToolChoice) else None)
+        family = self.state.settings.tool_call_parser
+        if family == "auto":
+            template = self.state.model.chat_template
+            family = detect_parser(template.source if template else "")
+        return PARSERS[family]() if family in PARSERS else None
+
+    def generation(self) -> Generation:
+        request = self.request
+        return Generation(
+            self.state,
+            self.works,
+            self.log_fields,
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt,
+        )
+
+    def envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.request.model or self.state.settings.name,
+            "choices": choices,
+        }
+
+    async def whole(self) -> Response:
+        async with self.generation() as generation:
+            async for batch in generation:
+                for index, output in batch:
+                    self.choices[index].add(output)
+            usage = generation.usage(len(self.prompt_ids))
+        choices = []
+        for index, choice in enumerate(self.choices):
+            out = {
+                "index": index,
+                "message": choice.message(),
+                "logprobs": self.state.texts.chat_logprobs(choice.entries) if self.request.logprobs else None,
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.stop_reason,
+            }
+            if self.request.return_token_ids:
+                out["token_ids"] = choice.token_ids
+            choices.append(out)
+        body = {**self.envelope("chat.completion", choices), "usage": usage}
+        first = self.choices[0]
+        if self.request.prompt_logprobs is not None and first.prompt_logprobs is not None:
+            body["prompt_logprobs"] = self.state.texts.prompt_logprobs(self.prompt_ids, first.prompt_logprobs)
+        if self.request.return_token_ids:
+            body["prompt_token_ids"] = self.prompt_ids
+        return json_response(body)
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        options = self.request.stream_options
+        include_usage = bool(options and options.include_usage)
+        every_usage = bool(options and options.continuous_usage_stats)
+
+        def chunk(index: int, delta: dict[str, Any], choice: _Choice, last: bool = False) -> bytes:
+            out: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            if choice.entries and self.request.logprobs:
+                out["logprobs"] = self.state.texts.chat_logprobs(choice.entries)
+            if self.request.return_token_ids:
+                out["token_ids"] = choice.token_ids
+            choice.entries, choice.token_ids = [], []
+            if last:
+                out |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+            body = self.envelope("chat.completion.chunk", [out])
+            if include_usage or every_usage:
+                body["usage"] = generation.usage(len(self.prompt_ids)) if every_usage else None
+            return event(encode(body))
+
+        async for batch in generation:
+            events = []
+            for index, output in batch:
+                choice = self.choices[index]
+                deltas = choice.add(output)
+                if not choice.started and (output.token_ids or output.finished):
+                    choice.started = True
+                    pending = choice.entries, choice.token_ids
+                    choice.entries, choice.token_ids = [], []
+                    events.append(chunk(index, {"role": "assistant", "content": ""}, choice))
+                    choice.entries, choice.token_ids = pending
+                for delta in deltas:
+                    content = (
+                        {"content": delta}
+                        if isinstance(delta, str)
+                        else {"tool_calls": [choice.call_chunk(delta)]}
+                    )
+                    events.append(chunk(index, content, choice))
+                if output.finished:
+                    events.append(chunk(index, {}, choice, last=True))
+            yield b"".join(events)
+        if include_usage:
+            usage = generation.usage(len(self.prompt_ids))
+            yield event(encode({**self.envelope("chat.completion.chunk", []), "usage": usage}))
+
+
+async def chat_completions(request: Request) -> Any:
+    """Handler of POST /v1/chat/completions."""
+    state: ServerState = request.app.state.server
+    body = await read_json(request, ChatCompletionRequest, state.settings.max_body_bytes)
+    state.check_model(body.model)
+    job = _Job(state, body, request.scope[LOG_FIELDS])
+    await job.prepare()
+    if body.stream:
+        return await stream_response(job.generation(), job.events)
+    return await until_disconnect(request.receive, job.whole())

@@ -1,0 +1,241 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..outputs import RequestOutput, TokenLogprob
+from ..sampling_params import SamplingParams
+from .body import read_json
+from .errors import bad_request
+from .generation import Generation, Work, check_length, seeded, tokenize
+from .middleware import LOG_FIELDS
+from .params import grammar_of, sampling_params
+from .protocol import CompletionRequest, encode
+from .respond import json_response, stream_response
+from .sse import event, until_disconnect
+from .state import ServerState
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's and vLLM's
+
+
+@dataclass
+class _Choice:
+    """One answer as it grows. max_tokens 0 (scoring a prompt) draws one token and drops it."""
+
+    prompt_ids: list[int]
+    prompt_text: str
+    echo: bool
+    drop_output: bool
+    want_logprobs: bool
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    entries: list[TokenLogprob | None] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    echoed: bool = False
+    offset: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        """Take an output in; what is to be sent next lies in text, tokens and entries."""
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        if self.echo and not self.echoed and (output.token_ids or output.finished):
+            self.echoed = True
+            self.text += self.prompt_text
+            if self.want_logprobs:
+                self.tokens += self.prompt_ids
+                self.entries += self.prompt_logprobs or [None] * len(self.prompt_ids)
+        if output.finished:
+            self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+        if self.drop_output:
+            self.finish_reason = "length" if output.finished else None
+            self.stop_reason = None
+            return
+        self.text += output.text
+        self.token_ids += output.token_ids
+        if self.want_logprobs and output.logprobs:
+            self.tokens += [entry.token_id for entry in output.logprobs]
+            self.entries += output.logprobs
+
+    def take(self, state: ServerState, index: int, request: CompletionRequest, last: bool) -> dict[str, Any]:
+        """The choice object of what has come since the last call."""
+        logprobs = None
+        if self.want_logprobs:
+            logprobs, self.offset = state.texts.completion_logprobs(self.tokens, self.entries, self.offset)
+        out: dict[str, Any] = {
+            "index": index,
+            "text": self.text,
+            "logprobs": logprobs,
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+        }
+        if request.return_token_ids:
+            out["token_ids"] = self.token_ids
+            if last:
+                out["prompt_token_ids"] = self.prompt_ids
+        if request.prompt_logprobs is not None and self.prompt_logprobs is not None:
+            out["prompt_logprobs"] = state.texts.prompt_logprobs(self.prompt_ids, self.prompt_logprobs)
+            self.prompt_logprobs = None
+        self.text, self.tokens, self.entries, self.token_ids = "", [], [], []
+        return out
+
+
+class _Job:
+    """One request on its way: prompts tokenized, works and choices made."""
+
+    def __init__(self, state: ServerState, request: CompletionRequest, log_fields: dict[str, Any]) -> None:
+        self.state = state
+        self.log_fields = log_fields
+        self.request = request
+        self.id = f"cmpl-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self.choices: list[_Choice] = []
+        self.works: list[Work] = []
+        self.prompt_tokens = 0
+        self.scoring = request.max_tokens == 0
+
+    async def prepare(self) -> None:
+        request, state = self.request, self.state
+        n = request.n or 1
+        if request.best_of not in (None, n):
+            raise bad_request("best_of other than n is not supported", "best_of", "unsupported_value")
+        if request.suffix:
+            raise bad_request("suffix is not supported", "suffix", "unsupported_value")
+        prompts = as_prompts(request.prompt)
+        if len(prompts) * n > state.settings.max_choices:
+            raise bad_request(
+                f"{len(prompts)} prompts times n = {n} is more than this server's {state.settings.max_choices}",
+                "prompt",
+                "invalid_value",
+            )
+        params = self._params()
+        for prompt in prompts:
+            ids = await self._token_ids(prompt)
+            check_length(state, ids, None if self.scoring else request.max_tokens)
+            text = prompt if isinstance(prompt, str) else ""
+            if request.echo and not isinstance(prompt, str):
+                text = state.model.tokenizer.decode(ids, skip_special_tokens=False)
+            self.prompt_tokens += len(ids)
+            for choice in range(n):
+                index = len(self.choices)
+                self.choices.append(
+                    _Choice(ids, text, bool(request.echo), self.scoring, request.logprobs is not None)
+                )
+                self.works.append(Work(index, ids, seeded(params, choice)))
+
+    async def _token_ids(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            ids = await tokenize(self.state, prompt, self.request.add_special_tokens is not False)
+        else:
+            ids = prompt
+        keep = self.request.truncate_prompt_tokens
+        return ids if keep is None else ids[-keep:]
+
+    def _params(self) -> SamplingParams:
+        request = self.request
+        prompt_logprobs = request.prompt_logprobs
+        if request.echo and request.logprobs is not None:
+            prompt_logprobs = max(request.logprobs, prompt_logprobs or 0)
+        max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else max(request.max_tokens, 1)
+        return sampling_params(
+            request,
+            max_tokens=max_tokens,
+            logprobs=request.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            grammar=grammar_of(request),
+        )
+
+    def generation(self) -> Generation:
+        request = self.request
+        return Generation(
+            self.state,
+            self.works,
+            self.log_fields,
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt,
+        )
+
+    def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.request.model or self.state.settings.name,
+            "choices": choices,
+        }
+
+    async def whole(self) -> Response:
+        async with self.generation() as generation:
+            async for batch in generation:
+                for index, output in batch:
+                    self.choices[index].add(output)
+            usage = generation.usage(self.prompt_tokens, 0 if self.scoring else None)
+        choices = [
+            choice.take(self.state, index, self.request, True) for index, choice in enumerate(self.choices)
+        ]
+        return json_response({**self.envelope(choices), "usage": usage})
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        options = self.request.stream_options
+        include_usage = bool(options and options.include_usage)
+        every_usage = bool(options and options.continuous_usage_stats)
+        async for batch in generation:
+            events = []
+            for index, output in batch:
+                choice = self.choices[index]
+                choice.add(output)
+                if not (choice.text or choice.tokens or choice.token_ids or output.finished):
+                    continue
+                chunk = self.envelope([choice.take(self.state, index, self.request, output.finished)])
+                if include_usage or every_usage:
+                    chunk["usage"] = generation.usage(self.prompt_tokens) if every_usage else None
+                events.append(event(encode(chunk)))
+            yield b"".join(events)
+        if include_usage:
+            usage = generation.usage(self.prompt_tokens, 0 if self.scoring else None)
+            yield event(encode({**self.envelope([]), "usage": usage}))
+
+
+def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """A list of prompts, each text or token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise bad_request("prompt must not be an empty list", "prompt", "invalid_value")
+    if all(isinstance(part, int) for part in prompt):
+        ids = [part for part in prompt if isinstance(part, int)]
+        return [_checked(ids)]
+    prompts: list[str | list[int]] = []
+    for part in prompt:
+        if isinstance(part, int):
+            raise bad_request("prompt must not mix token ids with other prompts", "prompt", "invalid_type")
+        prompts.append(part if isinstance(part, str) else _checked(part))
+    return prompts
+
+
+def _checked(ids: list[int]) -> list[int]:
+    if any(not 0 <= token_id < 2**31 for token_id in ids):
+        raise bad_request("prompt holds a token id that is negative or too large", "prompt", "invalid_value")
+    return ids
+
+
+async def completions(request: Request) -> Any:
+    """Handler of POST /v1/completions."""
+    state: ServerState = request.app.state.server
+    body = await read_json(request, CompletionRequest, state.settings.max_body_bytes)
+    state.check_model(body.model)
+    job = _Job(state, body, request.scope[LOG_FIELDS])
+    await job.prepare()
+    if body.stream:
+        return await stream_response(job.generation(), job.events)
+    return await until_disconnect(request.receive, job.whole())

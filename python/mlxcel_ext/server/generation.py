@@ -1,0 +1,308 @@
+"""Engine requests of one HTTP request: submitted together, read as one stream, cancelled as one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from ..engine_config import EngineDeadError, QueueFullError
+from ..outputs import RequestOutput
+from ..sampling_params import MAX_SEED, SamplingParams
+from .errors import ApiError, bad_request
+from .metrics import Finished
+from .protocol import PromptTokensDetails, Usage
+from .state import ServerState
+
+#: Text longer than this many characters is tokenized off the event loop: other streams go on meanwhile.
+OFF_LOOP_CHARS = 4096
+
+
+@dataclass(frozen=True)
+class Work:
+    """One choice: a prompt and how to continue it."""
+
+    index: int
+    prompt_ids: list[int]
+    params: SamplingParams
+
+
+def seeded(params: SamplingParams, choice: int) -> SamplingParams:
+    """The parameters of the n-th choice of a prompt: a seed of its own, so that the choices differ."""
+    if params.seed is None or choice == 0:
+        return params
+    return replace(params, seed=(params.seed + choice) & MAX_SEED)
+
+
+async def tokenize(state: ServerState, text: str, add_special_tokens: bool) -> list[int]:
+    encode = state.model.tokenizer.encode
+    if len(text) <= OFF_LOOP_CHARS:
+        return encode(text, add_special_tokens)
+    return await asyncio.to_thread(encode, text, add_special_tokens)
+
+
+def check_length(state: ServerState, prompt_ids: list[int], max_tokens: int | None) -> None:
+    """A 400 for a prompt that is empty, holds unknown ids, or leaves no room for the output."""
+    if not prompt_ids:
+        raise bad_request("The prompt is empty: at least one token is wanted", "prompt", "invalid_value")
+    vocab_size = state.model.tokenizer.vocab_size
+    if max(prompt_ids) >= vocab_size:
+        raise bad_request(
+            f"prompt holds token id {max(prompt_ids)}; the vocabulary has {vocab_size} tokens",
+            "prompt",
+            "invalid_value",
+        )
+    limit = state.engine.max_model_len
+    room = limit - len(prompt_ids)
+    if room < 1 or (max_tokens or 0) > room:
+        wanted = f" and {max_tokens} of output" if max_tokens else ""
+        raise bad_request(
+            f"This model's context is {limit} tokens; the request has {len(prompt_ids)} tokens of prompt{wanted}",
+            "prompt" if room < 1 else "max_tokens",
+            "context_length_exceeded",
+        )
+
+
+@dataclass
+class _Progress:
+    """What is known of one choice so far."""
+
+    last_token: float | None = None
+    first_token: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Generation:
+    """Async context manager and iterator over batches of (choice index, output).
+
+    Leaving the context cancels what is not finished, whatever the reason. A batch is all that has come since
+    the last one; an empty batch says that nothing came for keepalive_interval seconds.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        works: list[Work],
+        log_fields: dict[str, Any],
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        self._state = state
+        self._log_fields = log_fields
+        self._engine = state.engine
+        self._works = {work.index: work for work in works}
+        self._progress = {work.index: _Progress(prompt_tokens=len(work.prompt_ids)) for work in works}
+        self._priority = priority
+        self._cache_salt = cache_salt
+        self._id = uuid.uuid4().hex
+        self._unsubmitted = deque(works)
+        self._running: set[int] = set()
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._outputs: deque[tuple[int, RequestOutput]] = deque()
+        self._closed = False
+        self._prefill: tuple[int, int] | None = None
+        self._arrived = time.monotonic()
+        limit = state.settings.request_timeout
+        self._deadline = None if limit is None else self._arrived + limit
+
+    async def __aenter__(self) -> Generation:
+        self._state.begin()
+        try:
+            await self._submit_more()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what still runs. More than one call does no harm."""
+        if self._closed:
+            return
+        self._closed = True
+        now = time.monotonic()
+        for index in self._running:
+            self._engine.cancel(self._request_id(index))
+            self._record(index, "abort", now, None)
+        self._running.clear()
+        self._unsubmitted.clear()
+        self._describe()
+        self._state.end()
+
+    def _describe(self) -> None:
+        """Leave the numbers of this request for the log."""
+        progress = self._progress.values()
+        first = min((p.first_token for p in progress if p.first_token is not None), default=None)
+        prompts = {id(work.prompt_ids): len(work.prompt_ids) for work in self._works.values()}
+        self._log_fields |= {
+            "prompt_tokens": sum(prompts.values()),
+            "completion_tokens": self.completion_tokens,
+            "ttft": None if first is None else round(first - self._arrived, 4),
+        }
+
+    def _request_id(self, index: int) -> str:
+        return f"{self._id}-{index}"
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> list[tuple[int, RequestOutput]]:
+        if not self._running and not self._unsubmitted and not self._outputs:
+            raise StopAsyncIteration
+        # Cleared before the outputs are looked at: one that comes after the look sets it again.
+        self._wake.clear()
+        if not self._outputs:
+            await self._wait()
+        batch = []
+        while self._outputs:
+            batch.append(self._outputs.popleft())
+        now = time.monotonic()
+        for index, output in batch:
+            self._account(index, output, now)
+        if self._unsubmitted and any(output.finished for _, output in batch):
+            await self._submit_more()
+        return batch
+
+    async def _wait(self) -> None:
+        timeout = self.keepalive_interval
+        if self._deadline is not None:
+            timeout = min(timeout, self._deadline - time.monotonic())
+        try:
+            async with asyncio.timeout(max(timeout, 0)):
+                while not self._outputs:
+                    await self._wake.wait()
+                    self._wake.clear()
+        except TimeoutError:
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                raise self._timed_out() from None
+
+    def _timed_out(self) -> ApiError:
+        limit = self._state.settings.request_timeout
+        return ApiError(
+            504, f"The request took longer than this server's limit of {limit:g} s", code="timeout"
+        )
+
+    async def _submit_more(self) -> None:
+        """Submit until the queue is full. With some of its own running, a request waits for those."""
+        while self._unsubmitted:
+            work = self._unsubmitted[0]
+            try:
+                if work.params.grammar is not None:  # compiled in submit: keep that off the event loop
+                    await asyncio.to_thread(self._submit, work)
+                else:
+                    self._submit(work)
+            except QueueFullError as error:
+                if self._running:
+                    return
+                self._state.metrics.rejected("queue_full")
+                raise ApiError(429, f"Too many requests: {error}", code="queue_full", retry_after=1) from None
+            except EngineDeadError as error:
+                self._state.metrics.rejected("unavailable")
+                raise ApiError(503, str(error), code="unavailable", retry_after=10) from None
+            except ValueError as error:
+                raise bad_request(str(error), _param_of(str(error)), "invalid_value") from None
+            self._unsubmitted.popleft()
+            self._running.add(work.index)
+
+    def _submit(self, work: Work) -> None:
+        index = work.index
+
+        def on_output(output: RequestOutput) -> None:  # on the engine's thread
+            # One wake-up of the loop for all that comes until it runs: append first, then look at the flag.
+            self._outputs.append((index, output))
+            if not self._wake.is_set():
+                try:
+                    self._loop.call_soon_threadsafe(self._wake.set)
+                except RuntimeError:  # the loop is closed: nobody reads any more
+                    self._outputs.clear()
+
+        self._engine.submit(
+            self._request_id(index),
+            work.prompt_ids,
+            work.params,
+            on_output,
+            priority=self._priority,
+            cache_salt=self._cache_salt,
+            deadline=self._deadline,
+        )
+
+    def _account(self, index: int, output: RequestOutput, now: float) -> None:
+        progress = self._progress[index]
+        self._prefill = output.prefill_progress or self._prefill
+        progress.completion_tokens = max(progress.completion_tokens, output.num_completion_tokens)
+        progress.cached_tokens = max(progress.cached_tokens, output.num_cached_tokens)
+        if output.token_ids:
+            if progress.first_token is None:
+                progress.first_token = now
+                self._state.metrics.first_token(now - self._arrived)
+            elif progress.last_token is not None:
+                self._state.metrics.token(now - progress.last_token, len(output.token_ids))
+            progress.last_token = now
+        if output.finished:
+            self._running.discard(index)
+            self._record(index, output.finish_reason or "error", now, output)
+            self._raise_failure(output)
+
+    def _record(self, index: int, reason: str, now: float, output: RequestOutput | None) -> None:
+        progress = self._progress[index]
+        itl = None
+        if progress.first_token is not None and progress.completion_tokens > 1:
+            itl = (now - progress.first_token) / (progress.completion_tokens - 1)
+        finished = Finished(
+            now,
+            reason,
+            None if progress.first_token is None else progress.first_token - self._arrived,
+            now - self._arrived,
+            itl,
+            progress.prompt_tokens,
+            progress.completion_tokens,
+        )
+        self._state.metrics.finished(finished, None if output is None else output.times)
+
+    def _raise_failure(self, output: RequestOutput) -> None:
+        if output.finish_reason == "error":
+            raise ApiError(500, f"The engine failed on this request: {output.error}", code="engine_error")
+        if output.finish_reason == "abort":
+            if output.stop_reason == "deadline":
+                raise self._timed_out()
+            raise ApiError(503, output.error or "The request was aborted", code="aborted", retry_after=1)
+
+    @property
+    def keepalive_interval(self) -> float:
+        return self._state.settings.keepalive_interval
+
+    def progress_text(self) -> str:
+        """What a keep-alive comment says: how far the prompt has come, where that is known."""
+        return "keepalive" if self._prefill is None else "keepalive {}/{}".format(*self._prefill)
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(progress.completion_tokens for progress in self._progress.values())
+
+    def usage(self, prompt_tokens: int, completion_tokens: int | None = None) -> Usage:
+        """Token counts over all choices. A prompt counts once however many choices it has."""
+        completion = self.completion_tokens if completion_tokens is None else completion_tokens
+        by_prompt: dict[int, int] = {}
+        for index, work in self._works.items():
+            prompt = id(work.prompt_ids)
+            by_prompt[prompt] = max(by_prompt.get(prompt, 0), self._progress[index].cached_tokens)
+        cached = sum(by_prompt.values())
+        return Usage(prompt_tokens, completion, prompt_tokens + completion, PromptTokensDetails(cached))
+
+
+def _param_of(message: str) -> str | None:
+    """The argument that an engine's ValueError names: "[sampling] top_p must be ..."."""
+    words = message.split("] ", 1)[-1].split()
+    return words[0] if words and words[0].isidentifier() and words[0].islower() else None

@@ -1,0 +1,105 @@
+"""Constrained output over the hashing model: whatever it wants to say, it says it within the grammar."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from mlxcel_ext.sampling_params import GrammarSpec, SamplingParams
+from tests.engine.client import serving
+from tests.support.fake_model import EOS, fake_loaded, generate
+
+
+def constrained(spec: GrammarSpec, **kwargs: object) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": 200, "grammar": spec, **kwargs})  # type: ignore[arg-type]
+
+
+def test_a_choice_is_one_of_its_alternatives() -> None:
+    spec = GrammarSpec("choice", ("red", "green", 'say-"blue"\\'))
+    with serving(fake_loaded()) as client:
+        texts = {client.ask([n], constrained(spec)).text for n in range(1, 25)}
+    assert texts <= {"red", "green", 'say-"blue"\\'}
+    assert len(texts) > 1
+
+
+def test_a_regex_is_matched() -> None:
+    with serving(fake_loaded()) as client:
+        for n in range(1, 9):
+            answer = client.ask([n], constrained(GrammarSpec("regex", r"[a-f]{3,5}-\d{2}")))
+            assert re.fullmatch(r"[a-f]{3,5}-\d{2}", answer.text)
+            assert answer.wait().finish_reason == "stop"
+
+
+def test_a_schema_gives_valid_json() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "kind": {"enum": ["a", "b"]}},
+        "required": ["ok", "kind"],
+        "additionalProperties": False,
+    }
+    with serving(fake_loaded()) as client:
+        sent = [
+            client.send(
+                [n], constrained(GrammarSpec("json_schema", json.dumps(schema)), temperature=1.0, seed=n)
+            )
+            for n in range(1, 7)
+        ]
+        for answer in sent:
+            assert answer.wait().finish_reason == "stop", answer.text
+            value = json.loads(answer.text)
+            assert isinstance(value["ok"], bool)
+            assert value["kind"] in ("a", "b")
+
+
+def test_a_lark_grammar_and_a_json_object() -> None:
+    with serving(fake_loaded()) as client:
+        lark = 'start: "a" NUMBER ";"\nNUMBER: /[0-9]{1,3}/'
+        assert re.fullmatch(r"a\d{1,3};", client.ask([1], constrained(GrammarSpec("grammar", lark))).text)
+        assert client.ask([2], constrained(GrammarSpec("json_object"), max_tokens=20)).text.startswith("{")
+
+
+def test_free_rows_are_the_same_beside_constrained_ones() -> None:
+    free = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    with serving(fake_loaded()) as client:
+        bound = [client.send([n], constrained(GrammarSpec("regex", r"[a-z]{20,30}"))) for n in range(1, 4)]
+        answers = [client.send([n, 7], free) for n in range(1, 4)]
+        for n, answer in zip(range(1, 4), answers, strict=True):
+            answer.wait()
+            assert answer.token_ids == generate([n, 7], 40)
+        assert all(re.fullmatch(r"[a-z]{20,30}", b.text) for b in bound if b.wait())
+        assert client.engine.stats().counters["mlxcel_engine_sampling_total"]["after_read"] > 10
+
+
+def test_a_grammar_survives_preemption() -> None:
+    spec = GrammarSpec("regex", r"[a-z]{40}")
+    with serving(fake_loaded(), num_pages=24, watermark=0.0) as client:
+        alone = client.ask([1, 2], constrained(spec)).text
+        answers = [client.send([1, 2], constrained(spec)) for _ in range(4)]
+        assert {a.text for a in answers if a.wait()} == {alone}
+        assert client.engine.stats().preemptions > 0
+
+
+def test_the_end_is_no_text() -> None:
+    with serving(fake_loaded()) as client:
+        answer = client.ask([5], constrained(GrammarSpec("regex", r"[ab]+"), max_tokens=60))
+        assert set(answer.text) <= {"a", "b"}
+        assert answer.token_ids.count(EOS) <= 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (GrammarSpec("json_schema", "{"), "is not JSON"),
+        (GrammarSpec("json_schema", "[1]"), "must be an object"),
+        (GrammarSpec("json_schema", '{"type": "nonsense"}'), "does not compile"),
+        (GrammarSpec("regex", "(unclosed"), "does not compile"),
+        (GrammarSpec("grammar", "start: missing"), "does not compile"),
+        (GrammarSpec("choice", ()), "non-empty list"),
+        (GrammarSpec("nonsense", "x"), "kind must be one of"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_bad_grammar_is_refused_at_submission(spec: GrammarSpec, words: str) -> None:
+    with serving(fake_loaded()) as client, pytest.raises(ValueError, match=words):
+        client.send([1], constrained(spec))

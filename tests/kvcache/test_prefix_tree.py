@@ -1,0 +1,151 @@
+"""The prefix tree against a plain list of what was inserted."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from mlxcel_ext.kvcache.page_allocator import PageAllocator
+from mlxcel_ext.kvcache.prefix_tree import PrefixTree
+
+PAGE = 3
+
+
+def store(
+    tree: PrefixTree, allocator: PageAllocator, tokens: list[int], salt: str | None = None
+) -> list[int]:
+    """What a request that computed these tokens leaves behind; returns the pages it had."""
+    count = -(-len(tokens) // PAGE)
+    if allocator.num_free < count:
+        tree.evict(count - allocator.num_free)
+    pages = allocator.allocate(count)
+    assert pages is not None
+    table = list(pages)
+    for page in (*tree.insert(tokens, table, salt, with_tail=True), *table):
+        allocator.release(page)
+    tree.begin_step()
+    return pages
+
+
+def common(a: list[int], b: list[int]) -> int:
+    n = 0
+    while n < min(len(a), len(b)) and a[n] == b[n]:
+        n += 1
+    return n
+
+
+sequences = st.lists(st.integers(0, 2), min_size=1, max_size=14)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(sequences, st.sampled_from([None, "x"])), max_size=10), sequences)
+def test_match_finds_the_longest_prefix_that_was_stored(
+    stored: list[tuple[list[int], str | None]], query: list[int]
+) -> None:
+    allocator = PageAllocator(200)
+    tree = PrefixTree(allocator, PAGE)
+    for tokens, salt in stored:
+        store(tree, allocator, tokens, salt)
+    best = max((common(tokens, query) for tokens, salt in stored if salt is None), default=0)
+    match = tree.match(query)
+    assert match.num_tokens == best
+    assert len(match.pages) == best // PAGE
+    assert (match.partial_page is None) == (best % PAGE == 0)
+    allocator.check([], tree.pages())
+    assert tree.num_pages == len(list(tree.pages()))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(sequences, min_size=1, max_size=12), st.integers(0, 8))
+def test_every_cached_page_can_be_evicted(stored: list[list[int]], count: int) -> None:
+    allocator = PageAllocator(100)
+    tree = PrefixTree(allocator, PAGE)
+    for tokens in stored:
+        store(tree, allocator, tokens)
+    cached = allocator.num_cached
+    assert tree.evict(count) == min(count, cached)
+    allocator.check([], tree.pages())
+    assert tree.evict(1000) == cached - min(count, cached)
+    assert allocator.num_free == 100
+    assert tree.match(stored[0]).num_tokens == 0
+
+
+def test_the_least_recently_used_leaf_goes_first() -> None:
+    allocator = PageAllocator(20)
+    tree = PrefixTree(allocator, PAGE)
+    store(tree, allocator, [1, 1, 1, 2, 2, 2])
+    store(tree, allocator, [1, 1, 1, 3, 3, 3])
+    tree.match([1, 1, 1, 2, 2, 2])
+    tree.evict(1)
+    assert tree.match([1, 1, 1, 3, 3, 3]).num_tokens == 3
+    assert tree.match([1, 1, 1, 2, 2, 2]).num_tokens == 6
+
+
+def test_a_page_in_use_survives_eviction() -> None:
+    allocator = PageAllocator(20)
+    tree = PrefixTree(allocator, PAGE)
+    store(tree, allocator, [1, 1, 1, 2, 2, 2])
+    pages = tree.match([1, 1, 1, 2, 2, 2]).pages
+    for page in pages:
+        allocator.retain(page)
+    assert tree.evict(10) == 0
+    for page in pages:
+        allocator.release(page)
+    assert tree.evict(10) == 2
+
+
+def test_the_budget_trims_what_no_request_uses() -> None:
+    allocator = PageAllocator(20)
+    tree = PrefixTree(allocator, PAGE, max_pages=2)
+    store(tree, allocator, [1] * 9)
+    tree.trim()
+    assert (tree.num_pages, allocator.num_cached) == (2, 2)
+    none = PrefixTree(PageAllocator(4), PAGE, max_pages=0)
+    assert none.insert([1, 2, 3], [0]) == []
+    assert none.num_pages == 0
+
+
+def test_a_longer_tail_replaces_a_shorter_one() -> None:
+    allocator = PageAllocator(20)
+    tree = PrefixTree(allocator, PAGE)
+    store(tree, allocator, [5])
+    store(tree, allocator, [5, 6])
+    store(tree, allocator, [5])
+    assert tree.num_pages == 1
+    store(tree, allocator, [5, 6, 7, 8])
+    assert tree.num_pages == 2
+    assert tree.match([5, 6, 9]).num_tokens == 2
+
+
+def test_an_equal_prefix_computed_twice_is_kept_once() -> None:
+    allocator = PageAllocator(20)
+    tree = PrefixTree(allocator, PAGE)
+    first = store(tree, allocator, [1, 2, 3])
+    mine = allocator.allocate(1)
+    assert mine is not None
+    table = list(mine)
+    assert tree.insert([1, 2, 3], table) == mine
+    assert table == first
+    allocator.release(mine[0])
+    allocator.check([table], tree.pages())
+
+
+def test_stale_heap_entries_stay_bounded() -> None:
+    allocator = PageAllocator(20)
+    tree = PrefixTree(allocator, PAGE)
+    for i in range(1000):
+        store(tree, allocator, [1, 2][: 1 + i % 2])
+        if i % 2:
+            tree.evict(1)
+    assert len(tree._leaves) <= 2 * tree.num_pages + 65
+
+
+def test_clear_forgets_pages_in_use_too() -> None:
+    allocator = PageAllocator(20)
+    tree = PrefixTree(allocator, PAGE)
+    store(tree, allocator, [1, 2, 3, 4])
+    page = tree.match([1, 2, 3]).pages[0]
+    allocator.retain(page)
+    tree.clear()
+    assert tree.match([1, 2, 3]).num_tokens == 0
+    allocator.check([[page]], [])
