@@ -32,6 +32,7 @@ class _Buffer(ctypes.Structure):
         ("bytes", ctypes.c_uint64),
         ("index", ctypes.c_int32),
         ("access", ctypes.c_int32),
+        ("allocation", ctypes.c_uint64),
     ]
 
 
@@ -111,7 +112,7 @@ class Library(CompiledSource):
         for index, array in buffers.items():
             access = OUTPUT if index in outputs else INOUT if index in inout else INPUT
             assert array.flags.c_contiguous
-            bound.append(_Buffer(array.ctypes.data, array.nbytes, index, access))
+            bound.append(_Buffer(array.ctypes.data, array.nbytes, index, access, array.ctypes.data))
         job = _Dispatch(
             ctypes.cast(getattr(self._library, kernel.symbol), ctypes.c_void_p),
             (ctypes.c_uint32 * 3)(*threads),
