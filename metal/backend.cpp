@@ -6,6 +6,10 @@ namespace {
 const GpuBackend kMetalBackend{
     .name = "metal",
     .add_rms_norm = &metal::add_rms_norm,
+    .paged_attention = &metal::paged_attention,
+    .paged_attention_partial = &metal::paged_attention_partial,
+    .merge_states = &metal::merge_states,
+    .rope_append = &metal::rope_append,
 };
 
 // Metal is linked in rather than loaded: its table is in use from the start.

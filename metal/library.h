@@ -17,6 +17,11 @@ struct KernelSource {
 
 namespace sources {
 extern const KernelSource k_add_rms_norm;
+extern const KernelSource k_merge_states;
+extern const KernelSource k_paged_attention;
+extern const KernelSource k_paged_attention_matrix;
+extern const KernelSource k_paged_attention_merge;
+extern const KernelSource k_rope_append;
 }  // namespace sources
 
 /// An argument of a kernel template: as MSL spells it, and as it appears in the kernel's name.

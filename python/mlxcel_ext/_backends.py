@@ -14,6 +14,8 @@ _REASONS: dict[str, str] = {}
 def load() -> None:
     """Load the CUDA library where a CUDA device is there; called once at import."""
     library = pathlib.Path(__file__).parent / "libmlxcel_cuda.so"
+    if _ext.gpu_backend_name() == "metal":  # linked in
+        return
     if mx.metal.is_available():
         reason = "the Metal kernels are not part of this build"
         _REASONS["metal"] = reason

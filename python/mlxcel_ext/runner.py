@@ -31,6 +31,7 @@ class RunnableModel(Protocol):
 
     config: ModelConfig
     dtype: mx.Dtype
+    attention_path: str
 
     def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: Any) -> mx.array: ...
 
@@ -240,7 +241,8 @@ class Runner:
         qo_indptr: Int32 | None = None
         if int(counts.max()) == 1:
             positions = ends - 1
-            self._outcomes.count("mlxcel_paged_decode_launches_total", "fused_v2", self._num_layers)
+            path = self._model.attention_path
+            self._outcomes.count("mlxcel_paged_decode_launches_total", path, self._num_layers)
         else:
             qo_indptr = np.zeros(len(rows) + 1, np.int32)
             np.cumsum(counts, out=qo_indptr[1:])

@@ -32,6 +32,7 @@ class _Buffer(ctypes.Structure):
         ("bytes", ctypes.c_uint64),
         ("index", ctypes.c_int32),
         ("access", ctypes.c_int32),
+        ("allocation", ctypes.c_uint64),
     ]
 
 
@@ -100,7 +101,9 @@ class Library(CompiledSource):
         """Run one dispatch; returns its issues as (kind, text). `threads` or `groups` gives the grid."""
         kernel = self.kernels[name]
         group = _three(group)
-        threads = _three(threads) if threads else tuple(a * b for a, b in zip(_three(groups), group, strict=True))
+        threads = (
+            _three(threads) if threads else tuple(a * b for a, b in zip(_three(groups), group, strict=True))
+        )
         self._set_constants(constants or {})
         wanted = {i for i, p in kernel.parameters if "function_constant" not in p.attributes}
         if missing := wanted - set(buffers):
@@ -109,7 +112,7 @@ class Library(CompiledSource):
         for index, array in buffers.items():
             access = OUTPUT if index in outputs else INOUT if index in inout else INPUT
             assert array.flags.c_contiguous
-            bound.append(_Buffer(array.ctypes.data, array.nbytes, index, access))
+            bound.append(_Buffer(array.ctypes.data, array.nbytes, index, access, array.ctypes.data))
         job = _Dispatch(
             ctypes.cast(getattr(self._library, kernel.symbol), ctypes.c_void_p),
             (ctypes.c_uint32 * 3)(*threads),

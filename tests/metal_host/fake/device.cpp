@@ -68,14 +68,28 @@ double setting(const char* name, double fallback) {
 
 /// The bytes that a kernel may touch: those of the array, and no more than were allocated.
 Binding bind(const mlx::core::array& a, int64_t offset, Binding::Kind kind) {
-  if (a.size() == 0) return {kind, {}, nullptr, 0};
+  if (a.size() == 0) return {kind, {}, nullptr, 0, nullptr};
   if (a.data_shared_ptr() == nullptr) fail("an array was bound that has no buffer");
   auto buffer = a.buffer();
   char* begin = static_cast<char*>(buffer.raw_ptr());
   char* data = const_cast<char*>(a.data<char>()) + offset;
   const size_t allocated = mlx::core::allocator::allocator().size(buffer) - (data - begin);
   const size_t declared = a.data_size() * a.itemsize() - offset;
-  return {kind, {}, data, std::min(allocated, declared)};
+  return {kind, {}, data, std::min(allocated, declared), begin};
+}
+
+/// Whether this is the first time that an output's buffer is bound, and nobody shares it: then it
+/// gets filled with NaN, so that whatever the kernels leave unwritten is seen.
+bool is_fresh(const mlx::core::array& a) {
+  static std::map<const void*, std::weak_ptr<mlx::core::array::Data>> seen;
+  const auto& data = a.data_shared_ptr();
+  auto& entry = seen[data.get()];
+  if (data.use_count() != 1 || entry.lock() == data) return false;
+  entry = data;
+  constexpr size_t kMostSeen = 1000;
+  if (seen.size() > kMostSeen)
+    std::erase_if(seen, [](const auto& s) { return s.second.expired(); });
+  return true;
 }
 
 /// A snapshot of the encoder's state, as the command buffer would hold it.
@@ -126,9 +140,10 @@ struct Command {
       const void* address = bytes ? static_cast<const void*>(b.bytes.data()) : b.address;
       const bool written = b.kind == Binding::Kind::kOutput || b.kind == Binding::Kind::kInOut;
       // Several dispatches may write one output, so "all of it written" is not asked of each:
-      // bind_output filled the buffer with NaN instead.
+      // set_output_array filled the buffer with NaN instead.
       buffers.push_back({reinterpret_cast<uint64_t>(address), b.size, i,
-                         written ? Access::kInOut : Access::kInput});
+                         written ? Access::kInOut : Access::kInput,
+                         reinterpret_cast<uint64_t>(bytes ? address : b.allocation)});
     }
     Dispatch job{};
     job.function = reinterpret_cast<metal_host::KernelFunction>(pipeline.function);
@@ -186,8 +201,7 @@ void CommandEncoder::set_input_array(const array& a, int index, int64_t offset) 
 
 void CommandEncoder::set_output_array(array& a, int index, int64_t offset) {
   Binding b = bind(a, offset, Binding::Kind::kOutput);
-  // A buffer that nobody shares is fresh: whatever the kernels leave unwritten shall be seen.
-  if (a.data_shared_ptr().use_count() == 1 && b.address != nullptr) memset(b.address, 0xff, b.size);
+  if (b.address != nullptr && is_fresh(a)) memset(b.address, 0xff, b.size);
   get_command_encoder()->bindings[index] = b;
   temporaries_.push_back(a);
 }

@@ -131,7 +131,7 @@ void check_region(Region& r, uintptr_t p, size_t bytes, bool write, uint64_t add
     report("read-only", address, "write to buffer(%d), which is bound as an input", r.index);
     abort_dispatch();
   }
-  if (aligned && p % (bytes > 8 ? 8 : bytes) != 0) {
+  if (aligned && (p - r.allocation) % bytes != 0) {
     report("misaligned", address, "%s of %zu bytes at buffer(%d)+%zu is not aligned", verb(write),
            bytes, r.index, offset);
   }
@@ -192,6 +192,11 @@ void check_access(uintptr_t p, size_t bytes, bool write, uint64_t address, bool 
     }
   }
   report_stray(p, bytes, write, address);
+}
+
+bool is_aligned(uintptr_t p, size_t alignment) {
+  const Region* r = find_region(p, 1);
+  return (p - (r == nullptr ? 0 : r->allocation)) % alignment == 0;
 }
 
 uint64_t allocate_threadgroup_memory(uint32_t id, uint64_t bytes) {

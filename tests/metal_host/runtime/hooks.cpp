@@ -152,11 +152,17 @@ void __ubsan_handle_out_of_bounds(SourceLocation* at, uint64_t index) {
   undefined(at, CALL_SITE, text);
   abort_dispatch();
 }
-void __ubsan_handle_type_mismatch_v1(SourceLocation* at, uint64_t p) {
+struct TypeMismatch {
+  SourceLocation at;
+  const void* type;
+  uint8_t log_alignment;
+};
+void __ubsan_handle_type_mismatch_v1(TypeMismatch* data, uint64_t p) {
+  if (metal_host::is_aligned(p, size_t{1} << data->log_alignment)) return;
   char text[80];
   snprintf(text, sizeof text, "address %lx is misaligned for its type",
            static_cast<unsigned long>(p));
-  undefined(at, CALL_SITE, text);
+  undefined(&data->at, CALL_SITE, text);
   abort_dispatch();
 }
 void __ubsan_handle_shift_out_of_bounds(SourceLocation* at, uint64_t, uint64_t) {

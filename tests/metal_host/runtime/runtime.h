@@ -38,6 +38,8 @@ struct BoundBuffer {
   uint64_t bytes;
   int32_t index;
   Access access;
+  uint64_t allocation;  // where its buffer begins: Metal's are page-aligned, so alignment counts
+                        // from here
 };
 enum Option : uint32_t {
   kCheckRaces = 1,
@@ -116,6 +118,7 @@ struct Region {
   uintptr_t begin, end;
   int index;
   Access access;
+  uintptr_t allocation;
   std::vector<std::unique_ptr<HistoryPage>> pages;  // empty for inputs
 
   HistoryPage& page(size_t offset);
@@ -165,6 +168,8 @@ void yield_fiber();
 [[noreturn]] void abort_dispatch();
 /// Checks one access of the current fibre. `address` is the code's.
 void check_access(uintptr_t p, size_t bytes, bool write, uint64_t address, bool aligned = false);
+/// Whether an address would be aligned on a GPU, where buffers begin at page boundaries.
+bool is_aligned(uintptr_t p, size_t alignment);
 uint64_t allocate_threadgroup_memory(uint32_t id, uint64_t bytes);
 /// Makes `fiber` ready to run the kernel from its start.
 void start_fiber(Fiber& fiber);

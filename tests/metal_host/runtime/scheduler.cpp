@@ -182,7 +182,7 @@ void bind_buffers() {
   for (uint32_t i = 0; i < machine.job.num_buffers; ++i) {
     const BoundBuffer& b = machine.job.buffers[i];
     machine.arguments.buffer[b.index] = b.address;
-    Region r{b.address, b.address + b.bytes, b.index, b.access, {}};
+    Region r{b.address, b.address + b.bytes, b.index, b.access, b.allocation, {}};
     if (b.access != Access::kInput) {
       r.pages.resize((b.bytes + HistoryPage::kBytes - 1) / HistoryPage::kBytes);
     }

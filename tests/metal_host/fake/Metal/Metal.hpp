@@ -83,6 +83,7 @@ struct Binding {
   std::string bytes;  // of setBytes
   char* address = nullptr;
   std::size_t size = 0;
+  char* allocation = nullptr;  // where the array's buffer begins
 };
 
 /// The state that Metal keeps from one dispatch to the next.
@@ -94,7 +95,8 @@ struct ComputeCommandEncoder {
 
   void setComputePipelineState(ComputePipelineState* p) { pipeline = p; }
   void setBytes(const void* p, NS::UInteger n, NS::UInteger i) {
-    bindings[i] = {Binding::Kind::kBytes, std::string(static_cast<const char*>(p), n), nullptr, n};
+    bindings[i] = {Binding::Kind::kBytes, std::string(static_cast<const char*>(p), n), nullptr, n,
+                   nullptr};
   }
   void setThreadgroupMemoryLength(NS::UInteger n, NS::UInteger i) { threadgroup_memory[i] = n; }
 };
