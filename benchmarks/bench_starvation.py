@@ -71,10 +71,10 @@ def run(loaded: LoadedModel, grant: int, options: argparse.Namespace) -> tuple[d
     admitted = time.monotonic()
     engine.submit("long", prompt, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), long)
     long.finished.wait()
+    straddled = grant == 0 or not any(stream.finished.is_set() for stream in streams)
     answered = long.times[0]
     steps = engine.stats().counters["mlxcel_engine_steps_total"]
     grants = steps.get("grant", 0) - before.get("grant", 0)
-    straddled = all(s.times[-1] > answered or grant == 0 for s in streams)
     engine.shutdown(drain=False)
 
     quiet = [gap for s in streams for gap in s.gaps(settled, admitted)]
