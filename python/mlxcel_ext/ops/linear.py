@@ -135,7 +135,9 @@ class PackedWeight:
         *,
         stream: Stream = mx.cpu,
     ) -> None:
-        self.arrays: list[mx.array] = _ext.pack_linear(weight, scales, biases, group_size, bits, stream=stream)
+        self.arrays: list[mx.array] = _ext.pack_linear(
+            weight, scales, biases, group_size, bits, stream=stream
+        )
         if scales is None:
             form, k, group_size = str(weight.dtype).removeprefix("mlx.core."), weight.shape[1], 0
         else:
