@@ -188,7 +188,7 @@ def test_rows_with_nan_logits_fail_alone() -> None:
     model = loaded.model
 
     class Nan:
-        config, dtype = model.config, model.dtype
+        config, dtype, attention_path = model.config, model.dtype, model.attention_path
 
         def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: object) -> mx.array:
             logits = model(tokens, batch, kv)
