@@ -32,7 +32,7 @@ mx::array quantized_linear(const mx::array& x, const mx::array& weight, const mx
                            const std::optional<mx::array>& bias = std::nullopt, int group_size = 64,
                            int bits = 4, mx::StreamOrDevice s = {});
 
-/// A weight in the layout that the CPU kernels read fastest: eight rows interleaved
+/// A weight in the layout that the CPU kernels read fastest: 32 rows interleaved
 /// (params/linear.h has the shapes). Bytes are those of the row-major weight, but for padding of n
 /// to 8.
 ///

@@ -33,8 +33,8 @@ constexpr int32_t values_per_word(WeightFormat format) {
 
 /// out[m, n] = sum_k x[m, k] * w[n, k] + bias[n]; quantized: w = scale * q + offset, one scale and
 /// one offset per group of `group_size` neighbours along k. Arrays are row-contiguous.
-/// packed: eight rows of the weight are interleaved, (ceil(n / 8), words of a row, 8) uint32 with a
-/// zero-padded last word, and (ceil(n / 8), k / group_size, 8) scales and offsets.
+/// packed: 32 rows of the weight are interleaved, (ceil(n / 32), words of a row, 32) uint32 with a
+/// zero-padded last word, and (ceil(n / 32), k / group_size, 32) scales and offsets.
 struct LinearParams {
   int64_t rows;  // of x and out
   int32_t n;     // out features

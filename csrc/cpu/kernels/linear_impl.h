@@ -18,7 +18,7 @@ constexpr int kPanelVectors = 2;
 #endif
 constexpr int kPanelColumns = kPanelVectors * kLanes;
 constexpr int kTaskPanels = kTaskColumns / kPanelColumns;
-static_assert(kTaskPanels * kPanelColumns == kTaskColumns && kPanelColumns % kGroupRows == 0);
+static_assert(kTaskPanels * kPanelColumns == kTaskColumns && kGroupRows % kPanelColumns == 0);
 /// Row tiles that stay in the L2 cache while the panels of a task pass over them: 48 rows are 48
 /// KB.
 constexpr int kTilesInCache = 48 / kTileRows;
@@ -121,40 +121,37 @@ void pack_x(const LinearParams& params, const LinearArrays& arrays, int64_t firs
 template <WeightFormat F, class T, int M, int R>
 void few_rows_unit(const LinearParams& params, const LinearArrays& arrays, const float* x,
                    const float* sums, int n0) {
-  constexpr int kGroups = (R * kLanes + kGroupRows - 1) / kGroupRows;
+  constexpr bool kQuantized = Format<F>::kQuantized;
   const int run = run_length<F>(params);
-  Block<F> blocks[kGroups];
+  Block<F, R * kLanes> block;
   vfloat total[M][R] = {};
   for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
     const int depth = smaller(kBlockK, params.k - k0);
-    for (int g = 0; g < kGroups; ++g) {
-      blocks[g].open(params, arrays, n0 + g * kGroupRows, k0, k0 + depth);
-    }
+    block.open(params, arrays, n0, k0, k0 + depth);
     for (int g = 0, k = 0; k < depth; ++g, k += run) {
       vfloat sum[M][R] = {};
-      for_each_k<F, R>(blocks, k, smaller(k + run, depth),
-                       [&](int at, auto weight) __attribute__((always_inline)) {
-                         vfloat xs[M];
-                         for (int m = 0; m < M; ++m)
-                           xs[m] = splat(x[int64_t{m} * params.k + k0 + at]);
-                         for (int r = 0; r < R; ++r) {
-                           const vfloat w = weight(r);
-                           for (int m = 0; m < M; ++m) sum[m][r] = fma(xs[m], w, sum[m][r]);
-                         }
-                       });
+      for_each_k(block, k, smaller(k + run, depth),
+                 [&](int at, auto weight) __attribute__((always_inline)) {
+                   vfloat xs[M];
+                   for (int m = 0; m < M; ++m) xs[m] = splat(x[int64_t{m} * params.k + k0 + at]);
+                   for (int r = 0; r < R; ++r) {
+                     const vfloat w = weight(r);
+                     for (int m = 0; m < M; ++m) sum[m][r] = fma(xs[m], w, sum[m][r]);
+                   }
+                 });
       for (int r = 0; r < R; ++r) {
         vfloat scale = {}, offset = {};
-        if constexpr (Block<F>::kQuantized) {
-          scale = blocks[r * kLanes / kGroupRows].scale(g, r * kLanes % kGroupRows);
-          offset = blocks[r * kLanes / kGroupRows].offset(g, r * kLanes % kGroupRows);
+        if constexpr (kQuantized) {
+          scale = block.scale(g, r * kLanes);
+          offset = block.offset(g, r * kLanes);
         }
         for (int m = 0; m < M; ++m) {
-          const float x_sum = Block<F>::kQuantized ? sums[g * M + m] : 0.0f;
-          total[m][r] = add_run<Block<F>::kQuantized>(total[m][r], sum[m][r], scale, offset, x_sum);
+          const float x_sum = kQuantized ? sums[g * M + m] : 0.0f;
+          total[m][r] = add_run<kQuantized>(total[m][r], sum[m][r], scale, offset, x_sum);
         }
       }
     }
-    if constexpr (Block<F>::kQuantized) sums += depth / run * M;
+    if constexpr (kQuantized) sums += depth / run * M;
   }
   for (int m = 0; m < M; ++m) {
     for (int r = 0; r < R; ++r) {
@@ -200,22 +197,16 @@ struct Panel {
 template <WeightFormat F>
 void fill_panel(const LinearParams& params, const LinearArrays& arrays, int n0, int k0, int depth,
                 Panel* panel) {
-  constexpr int kGroups = kPanelColumns / kGroupRows;
-  Block<F> blocks[kGroups];
-  for (int g = 0; g < kGroups; ++g) {
-    blocks[g].open(params, arrays, n0 + g * kGroupRows, k0, k0 + depth);
-  }
-  for_each_k<F, kPanelVectors>(blocks, 0, depth,
-                               [&](int k, auto weight) __attribute__((always_inline)) {
-                                 for (int v = 0; v < kPanelVectors; ++v)
-                                   store(panel->weight[k] + v * kLanes, weight(v));
-                               });
-  if constexpr (Block<F>::kQuantized) {
+  Block<F, kPanelColumns> block;
+  block.open(params, arrays, n0, k0, k0 + depth);
+  for_each_k(block, 0, depth, [&](int k, auto weight) __attribute__((always_inline)) {
+    for (int v = 0; v < kPanelVectors; ++v) store(panel->weight[k] + v * kLanes, weight(v));
+  });
+  if constexpr (Format<F>::kQuantized) {
     for (int g = 0; g * params.group_size < depth; ++g) {
       for (int c = 0; c < kPanelColumns; c += kLanes) {
-        const Block<F>& block = blocks[c / kGroupRows];
-        store(panel->scale[g] + c, block.scale(g, c % kGroupRows));
-        store(panel->offset[g] + c, block.offset(g, c % kGroupRows));
+        store(panel->scale[g] + c, block.scale(g, c));
+        store(panel->offset[g] + c, block.offset(g, c));
       }
     }
   }
@@ -315,12 +306,13 @@ void pack_weight(const LinearParams& params, const LinearArrays& from, int begin
   const int64_t row_words = (params.k + per_word - 1) / per_word;
   const auto pack_scales = [&]<class S>(const void* rows, int group, S* to) {
     const int groups = params.k / params.group_size;
-    interleave_scales(params, static_cast<const S*>(rows), group * kGroupRows, 0, groups,
-                      to + int64_t{group} * groups * kGroupRows);
+    interleave_scales<kGroupRows>(params, static_cast<const S*>(rows), group * kGroupRows, 0,
+                                  groups, to + int64_t{group} * groups * kGroupRows);
   };
   for (int group = begin; group < end; ++group) {
-    interleave_words(params, from.weight, int64_t{params.k} * 4 / per_word, group * kGroupRows, 0,
-                     row_words, static_cast<uint32_t*>(weight) + group * row_words * kGroupRows);
+    interleave_words<kGroupRows>(params, from.weight, int64_t{params.k} * 4 / per_word,
+                                 group * kGroupRows, 0, row_words,
+                                 static_cast<uint32_t*>(weight) + group * row_words * kGroupRows);
     if (params.group_size == 0) continue;
     if (params.scales == FloatType::f32) {
       pack_scales(from.scales, group, static_cast<float*>(scales));

@@ -103,18 +103,19 @@ struct Format<WeightFormat::q8> {
   static vfloat unpack(vuint v, int j) { return to_vfloat((v >> (8 * j)) & 255u); }
 };
 
-/// Words [w0, w1) of rows [n0, n0 + kGroupRows) of a row-major weight, as to[word - w0][row]. Rows
-/// past the last repeat it. A row ends after `row_bytes`, which may be in the middle of a word.
-inline void interleave_words(const LinearParams& params, const void* weight, int64_t row_bytes,
-                             int n0, int64_t w0, int64_t w1, uint32_t* to) {
-  const char* p[kGroupRows];
-  for (int i = 0; i < kGroupRows; ++i) {
+/// Words [w0, w1) of rows [n0, n0 + Rows) of a row-major weight, as to[word - w0][row]. Rows past
+/// the last repeat it. A row ends after `row_bytes`, which may be in the middle of a word.
+template <int Rows>
+void interleave_words(const LinearParams& params, const void* weight, int64_t row_bytes, int n0,
+                      int64_t w0, int64_t w1, uint32_t* to) {
+  const char* p[Rows];
+  for (int i = 0; i < Rows; ++i) {
     p[i] = static_cast<const char*>(weight) + smaller(n0 + i, params.n - 1) * row_bytes;
   }
   int64_t w = w0;
-  for (; (w + 4) * 4 <= row_bytes && w + 4 <= w1; w += 4, to += 4 * kGroupRows) {
+  for (; (w + 4) * 4 <= row_bytes && w + 4 <= w1; w += 4, to += 4 * Rows) {
     typedef uint32_t word4 __attribute__((vector_size(16)));
-    for (int half = 0; half < kGroupRows; half += 4) {
+    for (int half = 0; half < Rows; half += 4) {
       word4 r[4];
       for (int i = 0; i < 4; ++i) std::memcpy(&r[i], p[half + i] + 4 * w, 16);
       const word4 ab_lo = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
@@ -125,11 +126,11 @@ inline void interleave_words(const LinearParams& params, const void* weight, int
                             __builtin_shufflevector(ab_lo, cd_lo, 2, 3, 6, 7),
                             __builtin_shufflevector(ab_hi, cd_hi, 0, 1, 4, 5),
                             __builtin_shufflevector(ab_hi, cd_hi, 2, 3, 6, 7)};
-      for (int i = 0; i < 4; ++i) std::memcpy(to + i * kGroupRows + half, &out[i], 16);
+      for (int i = 0; i < 4; ++i) std::memcpy(to + i * Rows + half, &out[i], 16);
     }
   }
-  for (; w < w1; ++w, to += kGroupRows) {
-    for (int i = 0; i < kGroupRows; ++i) {
+  for (; w < w1; ++w, to += Rows) {
+    for (int i = 0; i < Rows; ++i) {
       to[i] = 0;
       std::memcpy(to + i, p[i] + 4 * w, smaller(4, static_cast<int>(row_bytes - 4 * w)));
     }
@@ -137,67 +138,67 @@ inline void interleave_words(const LinearParams& params, const void* weight, int
 }
 
 /// Scales (or offsets) of quantization groups [g0, g1) of the same rows, as to[group - g0][row].
-template <class S>
+template <int Rows, class S>
 void interleave_scales(const LinearParams& params, const S* scales, int n0, int g0, int g1, S* to) {
   const int64_t groups = params.k / params.group_size;
-  for (int i = 0; i < kGroupRows; ++i) {
+  for (int i = 0; i < Rows; ++i) {
     const S* row = scales + smaller(n0 + i, params.n - 1) * groups;
-    for (int g = g0; g < g1; ++g) to[(g - g0) * kGroupRows + i] = row[g];
+    for (int g = g0; g < g1; ++g) to[(g - g0) * Rows + i] = row[g];
   }
 }
 
-/// One block of k of one group of rows, ready for the kernels.
-template <WeightFormat F>
+/// One block of k of `Rows` rows, ready for the kernels. Rows divides kGroupRows.
+template <WeightFormat F, int Rows>
 class Block {
  public:
   static constexpr int kPerWord = Format<F>::kPerWord;
   static constexpr bool kQuantized = Format<F>::kQuantized;
 
-  /// Elements [k0, k1) of rows n0 and following; k0 is a multiple of kBlockK. Groups past the last
-  /// repeat it.
+  /// Elements [k0, k1) of rows [n0, n0 + Rows), of which the first exists; n0 is a multiple of
+  /// Rows, k0 of kBlockK.
   void open(const LinearParams& params, const LinearArrays& arrays, int n0, int k0, int k1) {
     const int64_t row_words = (params.k + kPerWord - 1) / kPerWord;
-    const int64_t group = smaller(n0, params.n - 1) / kGroupRows;
     const int64_t w0 = k0 / kPerWord;
     if (params.packed) {
-      words_ = static_cast<const uint32_t*>(arrays.weight) + (group * row_words + w0) * kGroupRows;
+      stride_ = kGroupRows;
+      words_ = static_cast<const uint32_t*>(arrays.weight) +
+               (n0 / kGroupRows * row_words + w0) * kGroupRows + n0 % kGroupRows;
     } else {
-      interleave_words(params, arrays.weight, int64_t{params.k} * 4 / kPerWord, group * kGroupRows,
-                       w0, (k1 + kPerWord - 1) / kPerWord, copy_);
+      stride_ = Rows;
+      interleave_words<Rows>(params, arrays.weight, int64_t{params.k} * 4 / kPerWord, n0, w0,
+                             (k1 + kPerWord - 1) / kPerWord, copy_);
       words_ = copy_;
     }
     if constexpr (kQuantized) {
       type_ = params.scales;
       if (type_ == FloatType::f32) {
-        open_scales<float>(params, arrays, group, k0, k1);
+        open_scales<float>(params, arrays, n0, k0, k1);
       } else {
-        open_scales<f16>(params, arrays, group, k0, k1);
+        open_scales<f16>(params, arrays, n0, k0, k1);
       }
     }
   }
 
-  vuint word(int w, int lane) const { return load_word(words_ + w * kGroupRows + lane); }
+  vuint word(int w, int row) const { return load_word(words_ + w * stride_ + row); }
 
   /// Of quantization group g of the block.
-  vfloat scale(int g, int lane) const { return load_scale(scales_, g * kGroupRows + lane); }
-  vfloat offset(int g, int lane) const { return load_scale(offsets_, g * kGroupRows + lane); }
+  vfloat scale(int g, int row) const { return load_scale(scales_, g * stride_ + row); }
+  vfloat offset(int g, int row) const { return load_scale(offsets_, g * stride_ + row); }
 
  private:
   template <class S>  // float, or f16 for both 16-bit types
-  void open_scales(const LinearParams& params, const LinearArrays& arrays, int64_t group, int k0,
-                   int k1) {
+  void open_scales(const LinearParams& params, const LinearArrays& arrays, int n0, int k0, int k1) {
     const S* scales = static_cast<const S*>(arrays.scales);
     const S* offsets = static_cast<const S*>(arrays.offsets);
+    const int g0 = k0 / params.group_size, g1 = k1 / params.group_size;
     if (params.packed) {
-      const int64_t at =
-          (group * (params.k / params.group_size) + k0 / params.group_size) * kGroupRows;
+      const int64_t groups = params.k / params.group_size;
+      const int64_t at = (n0 / kGroupRows * groups + g0) * kGroupRows + n0 % kGroupRows;
       scales_ = scales + at;
       offsets_ = offsets + at;
     } else {
-      const int g0 = k0 / params.group_size, g1 = k1 / params.group_size;
-      const int n0 = static_cast<int>(group) * kGroupRows;
-      interleave_scales(params, scales, n0, g0, g1, reinterpret_cast<S*>(scale_copy_));
-      interleave_scales(params, offsets, n0, g0, g1, reinterpret_cast<S*>(offset_copy_));
+      interleave_scales<Rows>(params, scales, n0, g0, g1, reinterpret_cast<S*>(scale_copy_));
+      interleave_scales<Rows>(params, offsets, n0, g0, g1, reinterpret_cast<S*>(offset_copy_));
       scales_ = scale_copy_;
       offsets_ = offset_copy_;
     }
@@ -215,28 +216,27 @@ class Block {
     return vfloat{};
   }
 
+  int stride_;  // rows from one word to the next
   const uint32_t* words_;
   const void* scales_;
   const void* offsets_;
   FloatType type_;
-  alignas(64) uint32_t copy_[kBlockK / kPerWord * kGroupRows];
-  alignas(64) char scale_copy_[kGroupsInBlock * kGroupRows * 4];
-  alignas(64) char offset_copy_[kGroupsInBlock * kGroupRows * 4];
+  alignas(64) uint32_t copy_[kBlockK / kPerWord * Rows];
+  alignas(64) char scale_copy_[kGroupsInBlock * Rows * 4];
+  alignas(64) char offset_copy_[kGroupsInBlock * Rows * 4];
 };
 
 /// Calls step(k, weight) for elements k in [begin, end) of a block in ascending order; weight(r) is
-/// the r-th of R vectors of kLanes neighbouring rows, not scaled yet. begin is a multiple of
-/// kPerWord.
-template <WeightFormat F, int R, class Step>
-[[gnu::always_inline]] inline void for_each_k(const Block<F>* blocks, int begin, int end,
+/// the r-th vector of kLanes neighbouring rows, not scaled yet. begin is a multiple of kPerWord.
+template <WeightFormat F, int Rows, class Step>
+[[gnu::always_inline]] inline void for_each_k(const Block<F, Rows>& block, int begin, int end,
                                               const Step& step) {
-  constexpr int kPerWord = Block<F>::kPerWord;
-  vuint words[R];
+  constexpr int kPerWord = Format<F>::kPerWord;
+  constexpr int kVectors = Rows / kLanes;
+  vuint words[kVectors];
   int w = begin / kPerWord;
   const auto load_words = [&]() __attribute__((always_inline)) {
-    for (int r = 0; r < R; ++r) {
-      words[r] = blocks[r * kLanes / kGroupRows].word(w, r * kLanes % kGroupRows);
-    }
+    for (int r = 0; r < kVectors; ++r) words[r] = block.word(w, r * kLanes);
   };
   for (; (w + 1) * kPerWord <= end; ++w) {
     load_words();

@@ -16,8 +16,8 @@ _COMPILED_GROUP_SIZES = (32, 64, 128)
 class Linear:
     """``x @ w.T + bias``, by the compiled kernels on CPU and by MLX's on a GPU.
 
-    Where the default device is the CPU, the weight is packed (see `PackedWeight`) when the layer is made and the
-    arrays given are let go, so that no second copy stays.
+    On CPU the weight is packed (see `PackedWeight`) at the first use of the layer or of `arrays`, and the arrays
+    given are let go, so that no second copy stays.
 
     Parameters
     ----------
@@ -44,19 +44,26 @@ class Linear:
         self.out_features = weight.shape[0]
         self.in_features = weight.shape[1] if scales is None else weight.shape[1] * 32 // bits
         self.bias = bias
-        self._quantization = {"group_size": group_size, "bits": bits, "mode": mode}
-        compiled = mode == "affine" and bits in _COMPILED_BITS and group_size in _COMPILED_GROUP_SIZES
+        self._stored: tuple[mx.array, mx.array | None, mx.array | None] | None = (weight, scales, biases)
         self._packed: PackedWeight | None = None
-        self._stored: tuple[mx.array, mx.array | None, mx.array | None] | None = None
-        if on_cpu(None) and (scales is None or compiled):
-            self._packed = PackedWeight(weight, scales, biases, group_size, bits)
-        else:
-            self._stored = (weight, scales, biases)
+        self._quantization = (group_size, bits, mode)
+        self._compiled = scales is None or (
+            mode == "affine" and bits in _COMPILED_BITS and group_size in _COMPILED_GROUP_SIZES
+        )
+
+    def _pack(self) -> PackedWeight | None:
+        """The packed weight, where this layer runs on the CPU kernels."""
+        if self._packed is None and self._compiled and on_cpu(None):
+            assert self._stored is not None
+            self._packed = PackedWeight(*self._stored, *self._quantization[:2])
+            self._stored = None
+        return self._packed
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What the layer holds, to evaluate when it is loaded."""
-        held = self._packed.arrays if self._packed is not None else self._stored
+        """What the layer holds, to be evaluated when it is loaded."""
+        packed = self._pack()
+        held = self._stored if packed is None else packed.arrays
         assert held is not None
         return [a for a in (*held, self.bias) if a is not None]
 
@@ -66,16 +73,46 @@ class Linear:
         return sum(a.nbytes for a in self.arrays)
 
     def __call__(self, x: mx.array) -> mx.array:
-        if self._packed is not None:
-            return self._packed(x, self.bias)
-        assert self._stored is not None
-        weight, scales, biases = self._stored
+        packed = self._pack()
+        if packed is not None:
+            return packed(x, self.bias)
+        weight, scales, biases = self._rows_stored()
         if scales is None:
             return linear(x, weight, self.bias)
-        if self._quantization["mode"] == "affine":
+        group_size, bits, mode = self._quantization
+        if mode == "affine":
             scales, biases = scales.astype(x.dtype), biases.astype(x.dtype)
-        out = mx.quantized_matmul(x, weight, scales, biases, True, **self._quantization)
+        out = mx.quantized_matmul(x, weight, scales, biases, True, group_size, bits, mode)
         return out if self.bias is None else out + self.bias.astype(out.dtype)
+
+    def _rows_stored(self) -> tuple[mx.array, mx.array | None, mx.array | None]:
+        assert self._stored is not None
+        return self._stored
+
+    @staticmethod
+    def can_join(layers: Sequence[Linear]) -> bool:
+        """Whether `join` takes these layers: equal in all but their rows, and none in use yet."""
+
+        def key(layer: Linear) -> tuple[object, ...]:
+            dtypes = tuple(None if a is None else a.dtype for a in (*layer._rows_stored(), layer.bias))
+            return (dtypes, layer.in_features, layer._quantization)
+
+        return all(layer._stored is not None for layer in layers) and len({key(a) for a in layers}) == 1
+
+    @staticmethod
+    def join(layers: Sequence[Linear]) -> Linear:
+        """One layer whose output is the outputs of `layers` in a row: one call instead of several."""
+        if not Linear.can_join(layers):
+            raise ValueError(
+                "[Linear.join] layers must share in_features, format, dtypes and whether they have a bias, and must "
+                "not have been used yet."
+            )
+        weight, scales, biases, bias = (
+            None if parts[0] is None else mx.concatenate(list(parts))
+            for parts in zip(*((*layer._rows_stored(), layer.bias) for layer in layers), strict=True)
+        )
+        assert weight is not None
+        return Linear(weight, scales, biases, bias, *layers[0]._quantization)
 
 
 class Embedding(Linear):
@@ -83,20 +120,15 @@ class Embedding(Linear):
 
     def rows(self, ids: mx.array, dtype: mx.Dtype) -> mx.array:
         """``[..., k]`` rows of ``ids`` (int32) in ``dtype``; only these rows are dequantized."""
-        if self._packed is not None:
-            return self._packed.rows(ids, dtype)
-        assert self._stored is not None
-        weight, scales, biases = (None if a is None else a[ids] for a in self._stored)
+        packed = self._pack()
+        if packed is not None:
+            return packed.rows(ids, dtype)
+        weight, scales, biases = (None if a is None else a[ids] for a in self._rows_stored())
+        assert weight is not None
         if scales is None:
             return weight.astype(dtype)
-        return mx.dequantize(weight, scales, biases, **self._quantization).astype(dtype)
-
-
-def join_rows(layers: Sequence[tuple[mx.array | None, ...]]) -> tuple[mx.array | None, ...]:
-    """Arrays (weight, scales, biases, bias) of one layer whose output is the outputs of several in a row.
-
-    The layers must have the same format and in_features, and all or none a bias.
-    """
-    return tuple(
-        None if parts[0] is None else mx.concatenate(list(parts)) for parts in zip(*layers, strict=True)
-    )
+        group_size, bits, mode = self._quantization
+        if mode == "affine":
+            # f32: MLX's CPU kernels emulate half precision, some fifty times slower.
+            scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+        return mx.dequantize(weight, scales, biases, group_size, bits, mode).astype(dtype)

@@ -45,7 +45,7 @@ class Projection:
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [a for linear in self._linears for a in _arrays(linear)]
+        return [a for linear in self._linears for a in linear.arrays]
 
 
 class Model:
@@ -76,7 +76,7 @@ class Model:
             self._head = Linear(*_fields(weights.take("lm_head.weight", config.vocab_size, hidden)))
         frequencies, rope_scale = inverse_frequencies(config, weights.rope_divisors(config.rotary_dim // 2))
         rope = _Rope(mx.array(frequencies, mx.float32), rope_scale)
-        mx.eval(_arrays(self._embedding), _arrays(self._head), self._norm, rope.inv_freq)
+        mx.eval(self._embedding.arrays, self._head.arrays, self._norm, rope.inv_freq)
         self._layers = []
         for index in range(config.num_layers):
             layer = _Layer(config, weights, index, dtype, rope, self._kernels)
@@ -160,7 +160,7 @@ class _Layer:
     @property
     def arrays(self) -> list[mx.array]:
         """Everything that the layer keeps, to be read from the file in one go."""
-        matrices = [*self._qkv.arrays, *_arrays(self._output), *self._gate_up.arrays, *_arrays(self._down)]
+        matrices = [*self._qkv.arrays, *self._output.arrays, *self._gate_up.arrays, *self._down.arrays]
         return [self.input_norm, self._post_norm, *matrices, *self._head_norms]
 
     def attend(self, x: mx.array, batch: AttentionBatch, kv: KVPages, index: int) -> mx.array:
@@ -218,7 +218,3 @@ def _fields(
 ) -> tuple[mx.array, mx.array | None, mx.array | None, mx.array | None, int, int, str]:
     """A stored matrix as Linear's arguments."""
     return stored.weight, stored.scales, stored.biases, bias, stored.group_size, stored.bits, stored.mode
-
-
-def _arrays(linear: Linear) -> list[mx.array]:
-    return [a for a in (linear.weight, linear.scales, linear.biases, linear.bias) if a is not None]

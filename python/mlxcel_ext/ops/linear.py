@@ -106,9 +106,9 @@ def quantized_linear(
 
 
 class PackedWeight:
-    """A weight in the layout that the CPU kernels read fastest: eight rows interleaved.
+    """A weight in the layout that the CPU kernels read fastest: 32 rows interleaved.
 
-    Packing copies the weight once; it takes as many bytes as before, but for padding of ``n`` to 8.
+    Packing copies the weight once; it takes as many bytes as before, but for padding of ``n`` to 32.
     ``packed(x)`` gives the same bits as :func:`linear` or :func:`quantized_linear` of the weight, in less time,
     since memory is read front to back. CPU only.
 
@@ -135,7 +135,9 @@ class PackedWeight:
         *,
         stream: Stream = mx.cpu,
     ) -> None:
-        self.arrays: list[mx.array] = _ext.pack_linear(weight, scales, biases, group_size, bits, stream=stream)
+        self.arrays: list[mx.array] = _ext.pack_linear(
+            weight, scales, biases, group_size, bits, stream=stream
+        )
         if scales is None:
             form, k, group_size = str(weight.dtype).removeprefix("mlx.core."), weight.shape[1], 0
         else:
