@@ -260,7 +260,7 @@ def test_an_error_in_the_middle_of_an_evaluation_is_survived() -> None:
     model, armed = loaded.model, [False]
 
     class Refused:
-        config, dtype = model.config, model.dtype
+        config, dtype, attention_path = model.config, model.dtype, model.attention_path
 
         def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: Any) -> mx.array:
             logits = model(tokens, batch, kv)
