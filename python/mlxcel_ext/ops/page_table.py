@@ -107,7 +107,7 @@ class PageTable:
         self._checked_pages: int | None = None
         self._kv_len: Int32 | None = None
         self._device: dict[Any, Any] = {}
-        self._slots: tuple[Any, Int32] | None = None
+        self._slots: tuple[Int32 | None, mx.array] | None = None
 
     @classmethod
     def from_pages(
