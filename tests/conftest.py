@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import zlib
+from collections.abc import Iterator
 
 import mlx.core as mx
 import numpy as np
@@ -47,3 +49,14 @@ def smollm2_path() -> pathlib.Path:
     from mlxcel_ext.models import hub
 
     return hub.resolve("smollm2", progress=False)
+
+
+@pytest.fixture(autouse=True)
+def logs_end_with_the_test() -> Iterator[None]:
+    """A server in a test sends its logs to that test's stderr, which is closed behind it."""
+    loggers = [logging.getLogger(name) for name in ("mlxcel_ext", "uvicorn.error")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
