@@ -16,10 +16,10 @@ Feed = Callable[[list[int]], None]
 
 def mlxcel(path: str, threads: int) -> Feed:
     import mlx.core as mx
+    from tests.support.generate import PagedRunner
 
     from mlxcel_ext import set_num_threads
     from mlxcel_ext.models import load
-    from tests.support.generate import PagedRunner
 
     mx.set_default_device(mx.cpu)
     set_num_threads(threads)
