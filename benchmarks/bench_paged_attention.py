@@ -63,9 +63,8 @@ def test_decode(benchmark, ctx):
     benchmark.pedantic(lambda: mx.eval(ours()), rounds=5, warmup_rounds=1)
 
 
-@pytest.mark.parametrize("rows", [512])
-def test_prefill_chunk(benchmark, rows):
-    ctx = 2048
+@pytest.mark.parametrize(("rows", "ctx"), [(256, 1024)])
+def test_prefill_chunk(benchmark, rows, ctx):
     table, k_pages, v_pages = pools(1, ctx)
     q = mx.random.normal((rows, HQ, DIM))
     indices = mx.array(table.kv_indices.reshape(1, -1))

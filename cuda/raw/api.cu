@@ -43,9 +43,9 @@ MLXCEL_RAW int mlxcel_raw_add_rms_norm(const AddRmsNormParams* params, const voi
 }
 
 MLXCEL_RAW int mlxcel_raw_rope_append(const RopeAppendParams* params, const void* q, const void* k,
-                                      const void* v, const int32_t* slots,
-                                      const int32_t* positions, const float* inv_freq, void* q_rot,
-                                      void* k_pages, void* v_pages, void* stream) {
+                                      const void* v, const int32_t* slots, const int32_t* positions,
+                                      const float* inv_freq, void* q_rot, void* k_pages,
+                                      void* v_pages, void* stream) {
   return on_stream(stream, [&](Launch& launch) {
     launch_rope_append(*params, q, k, v, slots, positions, inv_freq, q_rot, k_pages, v_pages,
                        launch);

@@ -161,7 +161,10 @@ class EngineLoop:
         self.turn_began = started = time.monotonic()
         self._expire()
         previous, self._in_flight = self._in_flight, None
-        step = self._submit(previous)
+        plan = self.scheduler.schedule()
+        if plan is None and previous is None:
+            self._fail_stuck()
+        step = None if plan is None else self._submit(plan, previous)
         if previous is not None and not self._read(previous, step):
             step = None
         if step is not None and not self._draw(step):
@@ -180,10 +183,7 @@ class EngineLoop:
         for job in [job for job in self._with_deadline if job.deadline is not None and job.deadline <= now]:
             self.end(job, "abort", error="the time limit of the request is over", stop_reason="deadline")
 
-    def _submit(self, previous: Step | None) -> Step | None:
-        plan = self.scheduler.schedule()
-        if plan is None:
-            return None
+    def _submit(self, plan: StepPlan, previous: Step | None) -> Step | None:
         now = time.monotonic()
         for row in plan.rows:
             if row.request.job.scheduled is None:
@@ -267,6 +267,12 @@ class EngineLoop:
         _logger.error("%s failed: %s", job.request.request_id, error, exc_info=error)
         self.outcomes.count("mlxcel_request_failures_total", stage)
         self.end(job, "error", error=f"{type(error).__name__}: {error}", keep=keep)
+
+    def _fail_stuck(self) -> None:
+        """Nothing could be planned and nothing is under way: waiting longer would change nothing."""
+        stuck = next(iter((*self.scheduler.running, *self.scheduler.waiting)), None)
+        if stuck is not None:
+            self._fail(stuck.job, EngineError("no step can be planned for this request"), "stuck")
 
     def _recover(self, plans: list[StepPlan], error: Exception, stage: str) -> None:
         """Steps failed: forget what they wrote, and find out who is to blame."""

@@ -41,10 +41,25 @@ _CHECKS = [
     "-mllvm", "-tsan-instrument-func-entry-exit=0",
 ]  # fmt: skip
 _WARNINGS = ["-Wimplicit-float-conversion", "-Wno-implicit-int-float-conversion"]
-_MSL_HEADERS = (
-    "stdlib array atomic common compute geometric integer limits logging math matrix numeric relational "
-    "simdgroup simdgroup_matrix type_traits types"
-).split()
+_MSL_HEADERS = [
+    "stdlib",
+    "array",
+    "atomic",
+    "common",
+    "compute",
+    "geometric",
+    "integer",
+    "limits",
+    "logging",
+    "math",
+    "matrix",
+    "numeric",
+    "relational",
+    "simdgroup",
+    "simdgroup_matrix",
+    "type_traits",
+    "types",
+]
 
 
 @dataclasses.dataclass

@@ -18,7 +18,7 @@ OUTPUT, INPUT, INOUT = 0, 1, 2
 RACES, STRICT = 1, 2
 #: Issues whose code address is not one: they name a call site themselves.
 _SITED = frozenset(
-    "simd-divergence barrier-divergence inactive-lane threadgroup-memory deadlock unwritten".split()
+    ["simd-divergence", "barrier-divergence", "inactive-lane", "threadgroup-memory", "deadlock", "unwritten"]
 )
 _CONSTANT_TYPES = {
     "bool": np.uint8, "int": np.int32, "uint": np.uint32, "float": np.float32, "short": np.int16,

@@ -21,6 +21,7 @@ from mlxcel_ext.engine_config import EngineConfig
 from mlxcel_ext.server.app import create_app
 from mlxcel_ext.server.settings import ServerSettings
 from mlxcel_ext.server.state import ServerState
+from tests.support.waiting import wait_until
 
 from .conftest import RunningServer
 from .fake_engine import FakeEngine, FakeModel
@@ -28,13 +29,6 @@ from .fake_engine import FakeEngine, FakeModel
 ROOT = pathlib.Path(__file__).parents[2]
 COMPLETIONS = "/v1/completions"
 Serve = Callable[..., RunningServer]
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
-    limit = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < limit, "it never came true"
-        time.sleep(0.005)
 
 
 def raw_post(server: RunningServer, body: dict[str, Any]) -> socket.socket:

@@ -73,11 +73,12 @@ void dot_quad(const float* q, int head_dim, const float* const* k, float* s, int
   const float *k0 = k[0], *k1 = k[1], *k2 = k[2], *k3 = k[3];
   vfloat acc[Rows][kQuad] = {};
   for (int d = 0; d < head_dim; d += kLanes) {
-    const vfloat key[kQuad] = {in_register(load(k0 + d)), in_register(load(k1 + d)),
-                               in_register(load(k2 + d)), in_register(load(k3 + d))};
-    unroll<Rows>([&](auto r) {
-      const vfloat query = load(q + r * head_dim + d);
-      unroll<kQuad>([&](auto t) { acc[r][t] += query * key[t]; });
+    vfloat query[Rows];
+    unroll<Rows>([&](auto r) { query[r] = in_register(load(q + r * head_dim + d)); });
+    unroll<kQuad>([&](auto t) {
+      const float* row = t == 0 ? k0 : t == 1 ? k1 : t == 2 ? k2 : k3;
+      const vfloat key = in_register(load(row + d));
+      unroll<Rows>([&](auto r) { acc[r][t] += query[r] * key; });
     });
   }
   unroll<Rows>(

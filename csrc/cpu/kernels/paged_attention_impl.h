@@ -32,9 +32,9 @@ constexpr int kBlock = 64;
 /// Tokens whose V rows are gathered at a time: 32 rows of 128 are 16 KB, half of L1.
 constexpr int kValueBlock = 32;
 
-/// Query rows whose scores are computed against all of a block before the next rows are: 16 rows of
-/// 128 stay in L1.
-constexpr int kRowBlock = 16;
+/// Query rows whose scores are computed against all of a block before the next rows are: 18 rows of
+/// 128, nine KB, stay in L1.
+constexpr int kRowBlock = 18;
 
 /// Adds a sink to a state: its denominator grows by 2^sink. The same in the direct path and after a
 /// merge, so that both give the same bits.
@@ -195,22 +195,27 @@ class TileRun {
       std::fill_n(mem_.to + i * group_, group_, std::max(from, to));
     }
     scores();
-    by_rows([&](auto rows, int r) { softmax<rows>(r); });
+    by_rows<4>(0, rows_, [&](auto rows, int r) { softmax<rows>(r); });
     weigh_values(block);
   }
 
-  /// f(R, r) for rows [r, r + R), in fours and a rest.
-  template <class F>
-  void by_rows(F&& f) {
-    int r = 0;
-    for (; r + 4 <= rows_; r += 4) f(std::integral_constant<int, 4>{}, r);
-    switch (rows_ - r) {
-      case 3:
-        return f(std::integral_constant<int, 3>{}, r);
-      case 2:
-        return f(std::integral_constant<int, 2>{}, r);
-      case 1:
-        return f(std::integral_constant<int, 1>{}, r);
+  /// f(R, r) for groups [r, r + R) of rows that cover [begin, end), R <= Most. Four rows in threes
+  /// are two and two.
+  template <int Most, class F>
+  static void by_rows(int begin, int end, F&& f) {
+    int r = begin;
+    while (end - r >= Most && !(Most == 3 && end - r == 4)) {
+      f(std::integral_constant<int, Most>{}, r);
+      r += Most;
+    }
+    if constexpr (Most == 3) {
+      if (end - r == 4) {
+        f(std::integral_constant<int, 2>{}, r);
+        r += 2;
+      }
+    }
+    if constexpr (Most > 1) {
+      if (r < end) by_rows<Most - 1>(r, end, f);
     }
   }
 
@@ -223,11 +228,9 @@ class TileRun {
           for (int j = std::max(t, from_); j < std::min(t + kQuad, to_); ++j) prefetch(values_[j]);
         }
         const float* const* key = key_ + t;
-        int r = r0;
-        for (; r + 2 <= r1; r += 2) {
-          dot_quad<2>(mem_.q + r * dim_, dim_, key, mem_.p + r * kBlock + t, kBlock);
-        }
-        if (r < r1) dot_quad<1>(mem_.q + r * dim_, dim_, key, mem_.p + r * kBlock + t, kBlock);
+        by_rows<3>(r0, r1, [&](auto rows, int r) {
+          dot_quad<rows>(mem_.q + r * dim_, dim_, key, mem_.p + r * kBlock + t, kBlock);
+        });
       }
     }
   }
@@ -278,7 +281,7 @@ class TileRun {
         value[t] = gather(values_[t], t - t0);
         if (block + kBlock + t < high_) prefetch(k_ + place(block + kBlock + t));
       }
-      by_rows([&](auto rows, int r) { weigh_rows<rows>(r, value, begin, end); });
+      by_rows<4>(0, rows_, [&](auto rows, int r) { weigh_rows<rows>(r, value, begin, end); });
     }
   }
 

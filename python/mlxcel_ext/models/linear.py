@@ -81,6 +81,7 @@ class Linear:
             return linear(x, weight, self.bias)
         group_size, bits, mode = self._quantization
         if mode == "affine":
+            assert biases is not None
             scales, biases = scales.astype(x.dtype), biases.astype(x.dtype)
         out = mx.quantized_matmul(x, weight, scales, biases, True, group_size, bits, mode)
         return out if self.bias is None else out + self.bias.astype(out.dtype)
@@ -129,6 +130,7 @@ class Embedding(Linear):
             return weight.astype(dtype)
         group_size, bits, mode = self._quantization
         if mode == "affine":
+            assert biases is not None
             # f32: MLX's CPU kernels emulate half precision, some fifty times slower.
             scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
         return mx.dequantize(weight, scales, biases, group_size, bits, mode).astype(dtype)

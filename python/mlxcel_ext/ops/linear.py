@@ -133,7 +133,7 @@ class PackedWeight:
         group_size: int = 0,
         bits: int = 0,
         *,
-        stream: Stream = mx.cpu,
+        stream: Stream | mx.DeviceType = mx.cpu,
     ) -> None:
         self.arrays: list[mx.array] = _ext.pack_linear(
             weight, scales, biases, group_size, bits, stream=stream
@@ -148,11 +148,13 @@ class PackedWeight:
     def nbytes(self) -> int:
         return sum(a.nbytes for a in self.arrays)
 
-    def __call__(self, x: mx.array, bias: mx.array | None = None, *, stream: Stream = mx.cpu) -> mx.array:
+    def __call__(
+        self, x: mx.array, bias: mx.array | None = None, *, stream: Stream | mx.DeviceType = mx.cpu
+    ) -> mx.array:
         """``x @ w.T + bias``; ``x`` and ``bias`` as :func:`linear` takes them."""
         return _ext.packed_linear(x, self.arrays, self.layout, bias, stream=stream)
 
-    def rows(self, ids: mx.array, dtype: mx.Dtype, *, stream: Stream = mx.cpu) -> mx.array:
+    def rows(self, ids: mx.array, dtype: mx.Dtype, *, stream: Stream | mx.DeviceType = mx.cpu) -> mx.array:
         """Rows ``ids`` (int32, any shape) as ``[..., k]`` of ``dtype``; NaN for ids outside of the table."""
         return _ext.packed_rows(ids, self.arrays, self.layout, dtype, stream=stream)
 
