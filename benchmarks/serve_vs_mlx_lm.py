@@ -78,7 +78,7 @@ def main() -> int:
                 "smollm2",
             ),
             "mlx_lm.server": (
-                stack.enter_context(running("mlx_lm.server", "--model", str(options.folder))),
+                stack.enter_context(running("mlx_lm server", "--model", str(options.folder))),
                 str(options.folder),
             ),
         }

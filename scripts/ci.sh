@@ -8,6 +8,8 @@ stage() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
 stage "environment"
 nvcc --version 2>/dev/null | tail -n 1 || echo "nvcc is not on PATH: the CUDA library is NOT compiled in this run"
+# The dashboard is tested in a real browser.
+command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
 venv=build/ci-venv
 python3 -m venv "$venv"
 bin=$PWD/$venv/bin
@@ -28,5 +30,10 @@ PYTHON=$bin/python scripts/check_wheel.sh
 
 stage "the README's test command"
 "$bin/python" -m pytest
+
+stage "fuzz the server from its OpenAPI document"
+python3 -m venv build/fuzz-venv
+build/fuzz-venv/bin/pip install -q schemathesis
+PYTHON=$bin/python ST=$PWD/build/fuzz-venv/bin/st scripts/fuzz_openapi.sh 10
 
 stage "done"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -190,6 +191,20 @@ async def test_a_large_body_is_a_413(client: httpx.AsyncClient) -> None:
 
     check_error(
         await client.post(COMPLETIONS, content=chunks(), headers={"content-type": "application/json"}), 413
+    )
+
+
+async def test_a_body_that_does_not_arrive_is_a_408(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxcel_ext.server.body.ARRIVAL_LIMIT", 0.05)
+
+    async def chunks():  # type: ignore[no-untyped-def]
+        yield b"{"
+        await asyncio.sleep(1)
+
+    check_error(
+        await client.post(COMPLETIONS, content=chunks(), headers={"content-type": "application/json"}), 408
     )
 
 

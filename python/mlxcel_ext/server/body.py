@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,6 +13,9 @@ from .sse import ClientGone
 
 T = TypeVar("T")
 
+
+#: Seconds that a body may take: a client that sends a byte now and then must not hold a connection for ever.
+ARRIVAL_LIMIT = 60.0
 
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {}
 
@@ -30,13 +34,16 @@ async def read_body(request: Request, limit: int) -> bytes:
         raise too_large
     chunks, total = [], 0
     try:
-        async for chunk in request.stream():
-            total += len(chunk)
-            if total > limit:
-                raise too_large
-            chunks.append(chunk)
+        async with asyncio.timeout(ARRIVAL_LIMIT):
+            async for chunk in request.stream():
+                total += len(chunk)
+                if total > limit:
+                    raise too_large
+                chunks.append(chunk)
     except ClientDisconnect:
         raise ClientGone from None
+    except TimeoutError:
+        raise ApiError(408, f"The body did not arrive within {ARRIVAL_LIMIT:g} s", code="timeout") from None
     return b"".join(chunks)
 
 

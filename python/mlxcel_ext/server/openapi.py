@@ -74,7 +74,7 @@ def _post(summary: str, request: str, response: dict[str, Any], *, streams: bool
                 "required": True,
                 "content": {"application/json": {"schema": {"$ref": f"{_REF}{request}"}}},
             },
-            "responses": {"200": ok, **_errors(400, 401, 404, 413, 415, 429, 503, 504)},
+            "responses": {"200": ok, **_errors(400, 401, 404, 408, 413, 415, 429, 503, 504)},
         }
     }
 
