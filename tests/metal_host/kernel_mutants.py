@@ -46,7 +46,7 @@ MUTANTS = [
     _norm("barrier without memory", BARRIER, BARRIER.replace("mem_threadgroup", "mem_none"), "race"),
     _norm("barrier for device memory", BARRIER, BARRIER.replace("mem_threadgroup", "mem_device"), "race"),
     _norm("simdgroup barrier", BARRIER, BARRIER.replace("threadgroup_barrier", "simdgroup_barrier"), "race"),
-    _norm("barrier in one simdgroup", BARRIER, f"if (simdgroup == 0) {BARRIER}", "simd-divergence"),
+    _norm("barrier in one simdgroup", BARRIER, f"if (simdgroup == 0) {BARRIER}", "race"),
     _norm("return before the barrier", BARRIER, f"if (lane == 31) return x; {BARRIER}", "barrier-divergence"),
     _norm("reduction by half the lanes", "x = simd_sum(x);", "if (lane < 16) x = simd_sum(x);", "simd-divergence"),
     _norm("partial of one lane unwritten", "if (lane == 0) partial", "if (lane == 0 && simdgroup > 0) partial", "uninitialised"),
@@ -54,7 +54,7 @@ MUTANTS = [
     _vector("states read too early", f"{BARRIER}\n    const int elements", "const int elements", "uninitialised"),
     _matrix("K read too early", f"{BARRIER}\n\n    Matrix scores", "Matrix scores", "uninitialised"),
     _matrix("V staged over K", f"{BARRIER}  // all have read K", "", "race"),
-    _matrix("V read too early", f"{BARRIER}\n\n    bool any_special", "bool any_special", "race"),
+    _matrix("V read too early", f"{BARRIER}\n\n    bool any_special", "bool any_special", "uninitialised"),
     _matrix("K staged over V", f"{BARRIER}  // all have read V", "", "race"),
     _matrix("barrier skipped by idle rows", "const int end = view.highest(last_row);", "if (!exists) return; const int end = view.highest(last_row);", "simd-divergence"),
     # Bounds and memory
@@ -93,7 +93,7 @@ MUTANTS = [
     _vector("window off by one", "own + r / group_size - window_left", "own + r / group_size - window_left + 1", "numbers"),
     _vector("partial rows of the wrong chunk", "* size_t(tile.num_chunks)", "", "race"),
     _vector("tokens of one simdgroup left out", "+ simdgroup; t <", "+ simdgroup + 1; t <", "numbers"),
-    _matrix("K not transposed", "keys[j * kStride + b * 8]", "keys[j + b * 8]", "numbers"),
+    _matrix("columns of K swapped", "keys[j * kStride + b * 8]", "keys[(1 - j) * kStride + b * 8]", "numbers"),
     _matrix("row sum over half the lanes", "return x + simd_shuffle_xor(x, 8);", "return x;", "numbers"),
     _matrix("weights not masked", "score = token >= from && token < to ? score : -INFINITY;", "", "numbers"),
     # The language
