@@ -18,16 +18,15 @@ import json
 import pathlib
 import random
 import re
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
+
+from servers import ours
 
 TEXT = "a river of long words runs through the small town and every stone in it has seen the sea once"
 WORDS = TEXT.split()
@@ -222,36 +221,8 @@ async def soak(url: str, pid: int, options: argparse.Namespace) -> dict[str, Any
             "max": max(memory),
             "growth_between_halves": growth,
         },
-        "engine": {name: value for name, value in values.items() if "kv_pages" not in name},
+        "engine": {name: value for name, value in values.items() if name.endswith("_total")},
     }
-
-
-def start(arguments: list[str]) -> tuple[subprocess.Popen[bytes], str]:
-    """A server on a free port, once it is healthy."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "mlxcel_ext",
-        "serve",
-        "--port",
-        str(port),
-        "--log-level",
-        "warning",
-        *arguments,
-    ]
-    process = subprocess.Popen(command)
-    url = f"http://127.0.0.1:{port}"
-    while process.poll() is None:
-        try:
-            if httpx.get(f"{url}/health").status_code == 200:
-                return process, url
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    raise SystemExit(f"the server ended with status {process.returncode}")
 
 
 def main() -> int:
@@ -271,14 +242,10 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("serve", nargs="*", help="Arguments of mlxcel-ext serve, after --")
     options = parser.parse_args()
-    process, url = start(options.serve)
-    try:
-        result = asyncio.run(soak(url, process.pid, options))
-    finally:
-        process.send_signal(signal.SIGTERM)
-        status = process.wait(60)
-    result["exit_status_after_sigterm"] = status
-    if status:
+    with ours(*options.serve) as server:
+        result = asyncio.run(soak(server.url, server.pid, options))
+    result["exit_status_after_sigterm"] = server.process.returncode
+    if server.process.returncode:
         result["failure_count"] += 1
     text = json.dumps(result, indent=1)
     print(text)

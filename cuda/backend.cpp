@@ -6,8 +6,16 @@ extern "C" __attribute__((visibility("default"))) const mlxcel::GpuBackend* mlxc
   static const mlxcel::GpuBackend table{
       .name = "cuda",
       .add_rms_norm = mlxcel::cuda::add_rms_norm,
+      .paged_attention = mlxcel::cuda::paged_attention,
+      .paged_attention_partial = mlxcel::cuda::paged_attention_partial,
       .merge_states = mlxcel::cuda::merge_states,
       .rope_append = mlxcel::cuda::rope_append,
+      .sample = mlxcel::cuda::sample,
+      .edit_logits = mlxcel::cuda::edit_logits,
+      .count_tokens = mlxcel::cuda::count_tokens,
+      .token_logprobs = mlxcel::cuda::token_logprobs,
+      .renorm = mlxcel::cuda::renorm,
+      .chain_speculative_sample = mlxcel::cuda::chain_speculative_sample,
   };
   return &table;
 }

@@ -19,7 +19,8 @@ const DeviceInfo& device_info() {
     it->second = {attribute(cudaDevAttrMultiProcessorCount),
                   10 * attribute(cudaDevAttrComputeCapabilityMajor) +
                       attribute(cudaDevAttrComputeCapabilityMinor),
-                  attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+                  attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+                  attribute(cudaDevAttrL2CacheSize)};
   }
   return it->second;
 }

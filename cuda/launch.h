@@ -22,7 +22,8 @@ inline void check(const char* what, cudaError_t status) {
 struct DeviceInfo {
   int num_sms;
   int arch;              // 10 * major + minor
-  int max_shared_bytes;  // a block may ask for
+  int max_shared_bytes;  // that a block may ask for
+  int l2_bytes;
 };
 
 /// Of the current device, read once.

@@ -45,10 +45,14 @@ def main(kernels: str, include: str, output: str, flat: str) -> None:
     for metal in sorted(folders[0].glob("*.metal")):
         header = metal.with_suffix(".h")
         source = "\n".join(flatten(header, folders, set())) + "\n"
-        instances = [line for line in metal.read_text(encoding="ascii").splitlines() if not _LOCAL.match(line)]
+        instances = [
+            line for line in metal.read_text(encoding="ascii").splitlines() if not _LOCAL.match(line)
+        ]
         (flat_folder / metal.name).write_text(source + "\n".join(instances) + "\n")
         digest = hashlib.sha256(source.encode()).hexdigest()[:12]
-        entries.append(f'const KernelSource k_{metal.stem}{{"{metal.stem}", "{digest}", R"msl(\n{source})msl"}};\n')
+        entries.append(
+            f'const KernelSource k_{metal.stem}{{"{metal.stem}", "{digest}", R"msl(\n{source})msl"}};\n'
+        )
     text = '#include "library.h"\n\nnamespace mlxcel::metal::sources {\n\n' + "\n".join(entries) + "\n}\n"
     pathlib.Path(output).write_text(text)
 

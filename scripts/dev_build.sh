@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 launcher=()
+export CCACHE_SLOPPINESS=pch_defines,time_macros
 command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
 cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE="$(command -v "$python")" "${launcher[@]}" \
   -DCMAKE_BUILD_RPATH="$("$python" -c 'import mlx.core as c, pathlib; print(pathlib.Path(c.__file__).parent / "lib")')" "$@" >build-dev.log \

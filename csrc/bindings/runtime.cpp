@@ -18,8 +18,8 @@ void bind_runtime(nb::module_& m) {
       "gpu_backend_name", [] { return std::string(gpu_backend() ? gpu_backend()->name : ""); },
       "Name of the GPU backend in use, or an empty string.");
   m.def(
-      "throw_no_gpu_backend", [](const std::string& op) { throw_no_gpu_backend(op.c_str()); }, "op"_a,
-      "Raise what evaluating an op raises on a GPU that lacks its kernel; for tests.");
+      "throw_no_gpu_backend", [](const std::string& op) { throw_no_gpu_backend(op.c_str()); },
+      "op"_a, "Raise what evaluating an op raises on a GPU that lacks its kernel; for tests.");
   m.def("num_threads", &num_threads, "Threads of the CPU kernels.");
   m.def("set_num_threads", &set_num_threads, "n"_a, "Set the threads of the CPU kernels (1..64).");
   m.def(

@@ -1,6 +1,7 @@
 #include "ops/add_rms_norm.h"
 
 #include "common/check.h"
+#include "common/layout.h"
 
 namespace mlxcel {
 
@@ -23,8 +24,7 @@ std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array
                                 weight_bias};
   const Arrays out = mx::array::make_arrays(
       {x.shape(), x.shape()}, {x.dtype(), x.dtype()}, std::make_shared<AddRmsNorm>(s, params),
-      {mx::contiguous(x, false, s), mx::contiguous(residual, false, s),
-       mx::contiguous(weight, false, s)});
+      {row_contiguous(x, s), row_contiguous(residual, s), row_contiguous(weight, s)});
   return {out[0], out[1]};
 }
 

@@ -1,6 +1,7 @@
 #include "ops/merge_states.h"
 
 #include "common/check.h"
+#include "common/layout.h"
 
 namespace mlxcel {
 
@@ -20,11 +21,10 @@ std::pair<mx::array, mx::array> merge_states(const mx::array& v_in, const mx::ar
   const mx::Stream s = mx::to_stream(s_);
   const int num_out = o_indptr.shape(0) - 1;
   const MergeStatesParams params{v_in.shape(0), num_out, heads, dim, dtype};
-  const Arrays out =
-      mx::array::make_arrays({{num_out, heads, dim}, {num_out, heads}}, {v_in.dtype(), mx::float32},
-                             std::make_shared<MergeStates>(s, params),
-                             {mx::contiguous(v_in, false, s), mx::contiguous(lse_in, false, s),
-                              mx::contiguous(o_indptr, false, s)});
+  const Arrays out = mx::array::make_arrays(
+      {{num_out, heads, dim}, {num_out, heads}}, {v_in.dtype(), mx::float32},
+      std::make_shared<MergeStates>(s, params),
+      {row_contiguous(v_in, s), row_contiguous(lse_in, s), row_contiguous(o_indptr, s)});
   return {out[0], out[1]};
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/check.h"
+#include "common/layout.h"
 #include "common/pool.h"
 
 namespace mlxcel {
@@ -102,7 +103,7 @@ PagedAttentionParams make_params(const char* op, const mx::array& q, const mx::a
 Arrays make_inputs(const mx::array& q, const mx::array& k_pages, const mx::array& v_pages,
                    const AttentionTable& table, const AttentionTiles& tiles,
                    const std::optional<mx::array>& sinks, mx::Stream s) {
-  const auto row = [s](const mx::array& a) { return mx::contiguous(a, false, s); };
+  const auto row = [s](const mx::array& a) { return row_contiguous(a, s); };
   Arrays inputs{row(q),
                 k_pages,
                 v_pages,

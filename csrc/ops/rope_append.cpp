@@ -1,6 +1,7 @@
 #include "ops/rope_append.h"
 
 #include "common/check.h"
+#include "common/layout.h"
 #include "common/pool.h"
 
 namespace mlxcel {
@@ -54,9 +55,8 @@ std::tuple<mx::array, mx::array, mx::array> rope_append(
   const Arrays out = mx::array::make_arrays(
       {q.shape(), k_pages.shape(), v_pages.shape()}, {q.dtype(), q.dtype(), q.dtype()},
       std::make_shared<RopeAppend>(s, params),
-      {mx::contiguous(q, false, s), mx::contiguous(k, false, s), mx::contiguous(v, false, s),
-       k_pages, v_pages, mx::contiguous(slots, false, s), mx::contiguous(positions, false, s),
-       mx::contiguous(inv_freq, false, s)});
+      {row_contiguous(q, s), row_contiguous(k, s), row_contiguous(v, s), k_pages, v_pages,
+       row_contiguous(slots, s), row_contiguous(positions, s), row_contiguous(inv_freq, s)});
   return {out[0], out[1], out[2]};
 }
 

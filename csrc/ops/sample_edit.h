@@ -23,8 +23,8 @@ mx::array edit_logits(const mx::array& logits, const mx::array& rows, const mx::
                       const mx::array& bias_values, const mx::array& counts, const mx::array& masks,
                       mx::StreamOrDevice s = {});
 
-/// Counts tokens for the penalties, in place: ++counts[rows[i], ids[i]]. With `reset`, the rows are
-/// cleared first and the tokens marked as the prompt's; equal rows must then follow one another.
+/// Counts tokens for the penalties, in place: ++counts[rows[i], ids[i]]. With `reset`, the
+/// first token's row is cleared first and the tokens are marked as a prompt's.
 ///
 /// counts (S, vocab) u32, row-contiguous; rows, ids (n) i32. A row of -1 and an id out of range are
 /// left out.

@@ -15,8 +15,26 @@ enum class WeightFormat : int32_t {
   q8 = 4,
 };
 
+/// Values of a row that one 32-bit word of the weight holds.
+constexpr int32_t values_per_word(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::f32:
+      return 1;
+    case WeightFormat::f16:
+    case WeightFormat::bf16:
+      return 2;
+    case WeightFormat::q8:
+      return 4;
+    case WeightFormat::q4:
+      return 8;
+  }
+  return 0;
+}
+
 /// out[m, n] = sum_k x[m, k] * w[n, k] + bias[n]; quantized: w = scale * q + offset, one scale and
-/// one offset per group of `group_size` neighbours along k. All arrays are row-contiguous.
+/// one offset per group of `group_size` neighbours along k. Arrays are row-contiguous.
+/// packed: 32 rows of the weight are interleaved, (ceil(n / 32), words of a row, 32) uint32 with a
+/// zero-padded last word, and (ceil(n / 32), k / group_size, 32) scales and offsets.
 struct LinearParams {
   int64_t rows;  // of x and out
   int32_t n;     // out features
@@ -27,7 +45,9 @@ struct LinearParams {
   FloatType scales;    // of scales and offsets
   FloatType bias;      // of the bias vector
   int32_t has_bias;    // 0 or 1
+  int32_t packed;      // 0 or 1
+  int32_t reserved;
 };
-static_assert(sizeof(LinearParams) == 40);
+static_assert(sizeof(LinearParams) == 48);
 
 }  // namespace mlxcel

@@ -35,7 +35,7 @@ struct CountTokensParams {
   int32_t num_tokens;
   int32_t num_rows;  // of the counts
   int32_t vocab;
-  int32_t reset;  // 1: clears the rows first and marks the tokens as the prompt's
+  int32_t reset;  // 1: clears the first token's row and marks the tokens as the prompt's
 };
 static_assert(sizeof(CountTokensParams) == 16);
 

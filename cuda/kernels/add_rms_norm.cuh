@@ -21,7 +21,7 @@ __global__ void add_rms_norm_kernel(const __grid_constant__ AddRmsNormParams p,
   const int step = blockDim.x * N;
 
   auto add = [&](int i) {
-    const Vec<T, N> a = load_vec<T, N>(x + i), b = load_vec<T, N>(residual + i);
+    const Vec<T, N> a = load_vec_once<T, N>(x + i), b = load_vec_once<T, N>(residual + i);
     Vec<T, N> sum;
 #pragma unroll
     for (int k = 0; k < N; ++k) sum.at[k] = from_float<T>(to_float(a.at[k]) + to_float(b.at[k]));

@@ -1,33 +1,14 @@
 #pragma once
 
+#include "attention_arrays.h"
 #include "kernels/merge_states.cuh"
 #include "kernels/mma.cuh"
-#include "params/paged_attention.h"
+#include "kernels/reduce.cuh"
 
 namespace mlxcel::cuda {
 
+inline constexpr int kMaxTileTokens = 128;
 inline constexpr float kLog2e = 1.4426950408889634f;
-
-/// Device pointers of one attention launch; csrc/backend.h has the shapes. Absent inputs are null.
-struct AttentionArrays {
-  const void* q;
-  const void* k_pages;
-  const void* v_pages;
-  const int32_t* kv_indptr;
-  const int32_t* kv_indices;
-  const int32_t* kv_last_page_len;
-  const AttentionTile* tiles;
-  const int32_t* merge_indptr;
-  const int32_t* qo_indptr;
-  const int32_t* first_page_offset;
-  const float* sinks;
-  void* out;           // null where only partial states are wanted
-  float* lse;          // null where not wanted
-  float* partial_v;    // [num_partials, Hq, D] f32
-  float* partial_lse;  // [num_partials, Hq]
-  int32_t* counters;   // [num_groups, Hkv] zeros; null: nothing is merged inside the launch
-  int32_t num_indices;
-};
 
 /// One tile with what its request's row of the page table says. Tokens are counted in slots of the
 /// request's page row: token s is slot s % page_size of page s / page_size.
@@ -90,6 +71,46 @@ __device__ __forceinline__ void prefetch_tables(const PagedAttentionParams& p,
   if (threadIdx.x == 0 && index < a.num_indices) prefetch_l2(a.kv_indices + index);
 }
 
+/// Offset of a slot of the tile in the pools, or -1 where no query sees it: such slots read as
+/// zeros. What is there may be NaN, and must not be touched past the request's pages.
+__device__ __forceinline__ int64_t pool_offset(const PagedAttentionParams& p, const TileView& view,
+                                               int kv_head, int slot, int page) {
+  if (slot < view.begin || slot >= view.end) return -1;
+  return static_cast<int64_t>(page) * p.stride_page +
+         static_cast<int64_t>(slot & (p.page_size - 1)) * p.stride_token +
+         static_cast<int64_t>(kv_head) * p.stride_head;
+}
+
+/// Shared memory rows of D elements and 16 bytes of padding: neighbouring rows start in different
+/// banks for ldmatrix.
+template <class T, int D>
+struct PaddedRows {
+  static __device__ __forceinline__ uint32_t offset(int row, int column) {
+    return static_cast<uint32_t>((row * (D + 8) + column) * sizeof(T));
+  }
+};
+
+/// Starts the copy of `Rows` neighbouring slots of a pool into rows [first_row, first_row + Rows)
+/// of shared memory. Called by a whole warp, whose lane l gives the pool_offset of slot l % Rows.
+template <class T, int D, int Rows, class Layout, class Policy = DefaultPolicy>
+__device__ __forceinline__ void copy_rows(const void* pool, int64_t offset, uint32_t shared,
+                                          int first_row, Policy policy = {}) {
+  constexpr int kPieces = D / 8;  // 16-byte pieces a row
+#pragma unroll
+  for (int i = 0; i < Rows * kPieces / kWarp; ++i) {
+    const int piece = i * kWarp + static_cast<int>(threadIdx.x) % kWarp;
+    const int row = piece / kPieces, column = piece % kPieces * 8;
+    const int64_t from = __shfl_sync(0xffffffffu, offset, row);
+    copy_async_16(shared + Layout::offset(first_row + row, column),
+                  static_cast<const T*>(pool) + (from >= 0 ? from + column : 0), from >= 0, policy);
+  }
+}
+
+/// The page id of a slot, 0 where the tile does not read it.
+__device__ __forceinline__ int page_of(const TileView& view, int page_shift, int slot) {
+  return slot < view.end ? __ldg(view.pages + (slot >> page_shift)) : 0;
+}
+
 /// Logits in log2 units: scaled, and capped where a cap is set.
 struct LogitScale {
   float scale, cap, inv_cap;
@@ -144,6 +165,10 @@ __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
                                                 int kv_head) {
   if (a.counters == nullptr || tile.group < 0 || tile.partial < 0) return;
   __shared__ bool is_last;
+  __shared__ int rows[kMaxTileTokens + 1];
+  for (int i = threadIdx.x; i <= tile.q_len; i += blockDim.x) {
+    rows[i] = __ldg(a.merge_indptr + tile.q_begin + i);
+  }
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -163,10 +188,9 @@ __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
   for (int item = threadIdx.x; item < tile.q_len * group * pieces; item += blockDim.x) {
     const int d = item % pieces * N, column = item / pieces;
     const int i = column / group, head = kv_head * group + column % group;
-    const int* rows = a.merge_indptr + tile.q_begin + i;
-    const auto state = merge_rows<float, N>(a.partial_v + static_cast<int64_t>(head) * p.head_dim + d,
-                                            a.partial_lse + head, rows[0], rows[1], row_stride,
-                                            p.num_qo_heads);
+    const auto state = merge_rows<float, N>(
+        a.partial_v + static_cast<int64_t>(head) * p.head_dim + d, a.partial_lse + head, rows[i],
+        rows[i + 1], row_stride, p.num_qo_heads);
     write_state<T, N>(p, a, direct, i, head, d, state, true);
   }
 }

@@ -16,57 +16,56 @@ struct MergedState {
   float max = -INFINITY, sum = 0.0f;  // of the states' lse, log2
   float v[N] = {};
 
-  __device__ __forceinline__ void add(float lse, const float (&x)[N]) {
-    const float m = fmaxf(max, lse);
-    const float keep = weight_of(max, m), take = weight_of(lse, m);
-    max = m;
-    sum = sum * keep + take;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      // Values of an empty state are not looked at: they may be NaN.
-      v[i] = v[i] * keep + (take == 0.0f ? 0.0f : x[i] * take);
-    }
-  }
-
-  /// Adds to the denominator alone.
+  /// Adds a logit to the denominator alone.
   __device__ __forceinline__ void add_sink(float logit_log2) {
-    const float zero[N] = {};
-    add(logit_log2, zero);
+    const float m = fmaxf(max, logit_log2), keep = weight_of(max, m);
+    sum = sum * keep + weight_of(logit_log2, m);
+    max = m;
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] *= keep;
   }
 
-  __device__ __forceinline__ float lse() const { return sum == 0.0f ? -INFINITY : max + log2f(sum); }
+  __device__ __forceinline__ float lse() const {
+    return sum == 0.0f ? -INFINITY : max + log2f(sum);
+  }
   __device__ __forceinline__ float scale() const { return sum == 0.0f ? 0.0f : 1.0f / sum; }
 };
 
-/// Merges rows [begin, end) of one head, in order; the reads of kAhead rows are in flight together.
+/// Merges rows [begin, end) of one head, in order, eight at a time: their reads are in flight
+/// together, and the sum is rescaled once for all of them.
 template <class T, int N>
 __device__ __forceinline__ MergedState<N> merge_rows(const T* v, const float* lse, int begin,
                                                      int end, int64_t row_stride_v,
                                                      int64_t row_stride_lse) {
-  constexpr int kAhead = 8;
+  constexpr int kBatch = 8;
   MergedState<N> state;
-  for (int row = begin; row < end; row += kAhead) {
-    Vec<T, N> x[kAhead];
-    float s[kAhead];
+  for (int row = begin; row < end; row += kBatch) {
+    Vec<T, N> x[kBatch];
+    float weight[kBatch];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
+    for (int i = 0; i < kBatch; ++i) {
+      weight[i] = -INFINITY;
       if (row + i < end) {
-        s[i] = __ldcg(lse + (row + i) * row_stride_lse);
-        if constexpr (sizeof(x[i]) == 16) {
-          const int4 raw = __ldcg(reinterpret_cast<const int4*>(v + (row + i) * row_stride_v));
-          x[i] = *reinterpret_cast<const Vec<T, N>*>(&raw);
-        } else {
-          x[i] = load_vec<T, N>(v + (row + i) * row_stride_v);
-        }
+        weight[i] = __ldcg(lse + (row + i) * row_stride_lse);
+        x[i] = load_vec_l2<T, N>(v + (row + i) * row_stride_v);
       }
     }
+    float max = state.max;
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (row + i < end) {
-        float f[N];
+    for (int i = 0; i < kBatch; ++i) max = fmaxf(max, weight[i]);
+    const float keep = weight_of(state.max, max);
+    state.max = max;
+    state.sum *= keep;
 #pragma unroll
-        for (int e = 0; e < N; ++e) f[e] = to_float(x[i].at[e]);
-        state.add(s[i], f);
+    for (int e = 0; e < N; ++e) state.v[e] *= keep;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      weight[i] = weight_of(weight[i], max);
+      state.sum += weight[i];
+#pragma unroll
+      for (int e = 0; e < N; ++e) {
+        // Values of an empty state are not looked at: they may be NaN.
+        state.v[e] += weight[i] == 0.0f ? 0.0f : to_float(x[i].at[e]) * weight[i];
       }
     }
   }

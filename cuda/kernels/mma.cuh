@@ -7,10 +7,30 @@ namespace mlxcel::cuda {
 // Tensor-core and asynchronous-copy instructions, sm_80 and later. Fragment layouts are those of
 // mma.m16n8k16: a lane holds rows lane / 4 (and + 8) and columns 2 * (lane % 4) (and + 1).
 
+/// A cache policy: data that is read once may leave the L2 cache first.
+__device__ __forceinline__ uint64_t l2_policy(bool evict_first) {
+  uint64_t first, normal;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+  return evict_first ? first : normal;
+}
+
 /// Copies 16 bytes to shared memory past the registers; zeros where `valid` is false, and then the
 /// source is not read.
-__device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, bool valid) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+__device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, bool valid,
+                                              uint64_t policy) {
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared),
+      "l"(global), "r"(valid ? 16 : 0), "l"(policy)
+      : "memory");
+}
+
+/// The cache's own policy.
+struct DefaultPolicy {};
+
+__device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, bool valid,
+                                              DefaultPolicy = {}) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(valid ? 16 : 0)
                : "memory");
 }

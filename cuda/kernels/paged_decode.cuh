@@ -17,6 +17,7 @@ namespace mlxcel::cuda {
 template <class T, int D, int ColumnTiles, int Keys, int Stages>
 struct PagedDecode {
   static constexpr int kColumns = 8 * ColumnTiles;
+  static constexpr int kMaxWarps = 8;
   // One 16-byte piece of padding: neighbouring rows start in different banks for ldmatrix.
   static constexpr int kRow = D + 8;
   static constexpr int kStage = 2 * Keys * kRow;  // elements: K, then V
@@ -38,6 +39,7 @@ struct PagedDecode {
   const int kv_head, group, columns;  // columns: query rows in use
   const int warp, warps, lane;
   const int page_shift;
+  const uint64_t policy;
   uint32_t ring;       // shared address of the warp's buffers
   uint32_t query;      // shared address of Q, where it is not in registers
   int origin, blocks;  // first slot of block 0; runs of `Keys` slots of all warps together
@@ -47,7 +49,7 @@ struct PagedDecode {
   float row_max[ColumnTiles][2], row_sum[ColumnTiles][2];
 
   __device__ PagedDecode(const PagedAttentionParams& p, const AttentionArrays& a,
-                         const TileView& view, int kv_head, char* shared)
+                         const TileView& view, int kv_head, int warps, char* shared)
       : p(p),
         a(a),
         view(view),
@@ -55,9 +57,10 @@ struct PagedDecode {
         group(p.num_qo_heads / p.num_kv_heads),
         columns(view.tile.q_len * (p.num_qo_heads / p.num_kv_heads)),
         warp(threadIdx.x / kWarp),
-        warps(blockDim.x / kWarp),
+        warps(warps),
         lane(threadIdx.x % kWarp),
-        page_shift(page_shift_of(p)) {
+        page_shift(page_shift_of(p)),
+        policy(l2_policy(a.evict_first != 0)) {
     query = shared_address(shared);
     ring = query + kQueryBytes + warp * kWarpBytes;
     // Runs of keys start at page boundaries of the span where they can, for aligned copies.
@@ -66,38 +69,20 @@ struct PagedDecode {
     blocks = view.end > view.begin ? (view.end - origin + Keys - 1) / Keys : 0;
   }
 
-  /// The page id of this lane's key in a block (lane % Keys), 0 where there is none.
-  __device__ __forceinline__ int page_of(int block) const {
-    const int slot = origin + block * Keys + lane % Keys;
-    return slot < view.end ? __ldg(view.pages + (slot >> page_shift)) : 0;
-  }
-
   __device__ __forceinline__ uint32_t stage_address(int stage) const {
     return ring + static_cast<uint32_t>(stage * kStage * sizeof(T));
   }
 
-  /// Starts the copy of a block's K and V. Slots that no query sees read as zeros: what is in the
-  /// pool there may be NaN, and must not be touched past the request's pages.
+  /// The page id of this lane's key in a block.
+  __device__ __forceinline__ int page_in(int block) const {
+    return page_of(view, page_shift, origin + block * Keys + lane % Keys);
+  }
+
   __device__ __forceinline__ void copy_block(int block, int stage, int page) const {
-    const int slot = origin + block * Keys + lane % Keys;
-    // Offset of this lane's key in the pools, or -1.
-    int64_t offset = static_cast<int64_t>(page) * p.stride_page +
-                     static_cast<int64_t>(slot & (p.page_size - 1)) * p.stride_token +
-                     static_cast<int64_t>(kv_head) * p.stride_head;
-    if (slot < view.begin || slot >= view.end) offset = -1;
+    const int64_t from = pool_offset(p, view, kv_head, origin + block * Keys + lane % Keys, page);
     const uint32_t to = stage_address(stage);
-    constexpr int kPieces = D / 8;  // 16-byte pieces a row
-#pragma unroll
-    for (int i = 0; i < Keys * kPieces / kWarp; ++i) {
-      const int piece = i * kWarp + lane, row = piece / kPieces, column = piece % kPieces * 8;
-      const int64_t from = __shfl_sync(0xffffffffu, offset, row);
-      const bool valid = from >= 0;
-      const int64_t source = valid ? from + column : 0;
-      const uint32_t target = to + static_cast<uint32_t>((row * kRow + column) * sizeof(T));
-      copy_async_16(target, static_cast<const T*>(a.k_pages) + source, valid);
-      copy_async_16(target + static_cast<uint32_t>(Keys * kRow * sizeof(T)),
-                    static_cast<const T*>(a.v_pages) + source, valid);
-    }
+    copy_rows<T, D, Keys, PaddedRows<T, D>>(a.k_pages, from, to, 0, policy);
+    copy_rows<T, D, Keys, PaddedRows<T, D>>(a.v_pages, from, to, Keys, policy);
   }
 
   /// Pointer to the query row of a column, which must be in use.
@@ -266,7 +251,7 @@ struct PagedDecode {
   __device__ __forceinline__ void stream() {
     int page[Stages];
 #pragma unroll
-    for (int i = 0; i < Stages; ++i) page[i] = page_of(warp + i * warps);
+    for (int i = 0; i < Stages; ++i) page[i] = page_in(warp + i * warps);
     if constexpr (kQueryInRegisters) load_query();  // in flight together with the page ids
 #pragma unroll
     for (int i = 0; i < Stages - 1; ++i) {
@@ -294,7 +279,7 @@ struct PagedDecode {
       __syncwarp();
       const int ahead = block + (Stages - 1) * warps;
       const int page_now = next;
-      next = page_of(ahead + warps);
+      next = page_in(ahead + warps);
       if (ahead < blocks) copy_block(ahead, empty, page_now);
       copy_async_commit();
 
@@ -309,8 +294,8 @@ struct PagedDecode {
     copy_async_wait<0>();
   }
 
-  /// Puts this warp's state into shared memory and merges those of all warps.
-  __device__ __forceinline__ void finish(char* shared) {
+  /// Puts this warp's state into its part of shared memory.
+  __device__ __forceinline__ void store_state(char* shared) {
     __syncwarp();
     char* mine = shared + kQueryBytes + warp * kWarpBytes;
     float* values = reinterpret_cast<float*>(mine);
@@ -336,28 +321,40 @@ struct PagedDecode {
         }
       }
     }
+  }
+
+  /// Merges the states of the warps. Called by all threads of the block, also by those of warps
+  /// that did not stream.
+  __device__ __forceinline__ void finish(char* shared) {
+    if (warp < warps) store_state(shared);
     __syncthreads();
 
     constexpr int N = 4, kPieces = D / N;
     for (int item = threadIdx.x; item < columns * kPieces; item += blockDim.x) {
       const int column = item / kPieces, d = item % kPieces * N;
       MergedState<N> state;
-      auto of_warp = [&](int w) {
-        return reinterpret_cast<const float*>(shared + kQueryBytes + w * kWarpBytes);
-      };
-      for (int w = 0; w < warps; ++w) {
-        state.max = fmaxf(state.max, of_warp(w)[kColumns * kStateRow + column * 2]);
+      float weight[kMaxWarps];
+      float4 x[kMaxWarps];
+#pragma unroll
+      for (int w = 0; w < kMaxWarps; ++w) {
+        if (w < warps) {
+          const float* from = reinterpret_cast<const float*>(shared + kQueryBytes + w * kWarpBytes);
+          weight[w] = from[kColumns * kStateRow + column * 2];
+          x[w] = *reinterpret_cast<const float4*>(from + column * kStateRow + d);
+          state.max = fmaxf(state.max, weight[w]);
+        }
       }
-      for (int w = 0; w < warps; ++w) {
-        const float* from = of_warp(w);
-        const float2 stat = *reinterpret_cast<const float2*>(from + kColumns * kStateRow + column * 2);
-        const float4 x = *reinterpret_cast<const float4*>(from + column * kStateRow + d);
-        const float weight = weight_of(stat.x, state.max);
-        state.sum += stat.y * weight;
-        state.v[0] += x.x * weight;
-        state.v[1] += x.y * weight;
-        state.v[2] += x.z * weight;
-        state.v[3] += x.w * weight;
+#pragma unroll
+      for (int w = 0; w < kMaxWarps; ++w) {
+        if (w < warps) {
+          const float* from = reinterpret_cast<const float*>(shared + kQueryBytes + w * kWarpBytes);
+          weight[w] = weight_of(weight[w], state.max);
+          state.sum += from[kColumns * kStateRow + column * 2 + 1] * weight[w];
+          state.v[0] += x[w].x * weight[w];
+          state.v[1] += x[w].y * weight[w];
+          state.v[2] += x[w].z * weight[w];
+          state.v[3] += x[w].w * weight[w];
+        }
       }
       write_state<T, N>(p, a, view.tile, column / group, kv_head * group + column % group, d, state,
                         true);
@@ -366,7 +363,7 @@ struct PagedDecode {
 
   __device__ __forceinline__ void run(char* shared) {
     if constexpr (!kQueryInRegisters) load_query();
-    stream();
+    if (warp < warps) stream();
     finish(shared);
   }
 };
@@ -379,7 +376,8 @@ __global__ void __launch_bounds__(256)
   const int kv_head = blockIdx.x % p.num_kv_heads;
   prefetch_tables(p, a);
   const TileView view(p, a, blockIdx.x / p.num_kv_heads);
-  PagedDecode<T, D, ColumnTiles, Keys, Stages> decode(p, a, view, kv_head, shared);
+  PagedDecode<T, D, ColumnTiles, Keys, Stages> decode(p, a, view, kv_head, blockDim.x / kWarp,
+                                                      shared);
   decode.run(shared);
   merge_in_launch<T>(p, a, view.tile, kv_head);
 }

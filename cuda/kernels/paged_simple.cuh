@@ -8,8 +8,8 @@ namespace mlxcel::cuda {
 inline constexpr int kSimpleWarps = 4;
 inline constexpr int kSimpleMaxHeadDim = 256;
 
-/// Attention in plain f32 arithmetic, for f32 pools: a warp takes one query row at a time, its lanes
-/// 32 keys at a time for the logits and the dimensions of the head for the weighted sum.
+/// Attention in plain f32 arithmetic, for f32 pools: a warp takes one query row at a time, its
+/// lanes 32 keys at a time for the logits and the dimensions of the head for the weighted sum.
 template <class T>
 __global__ void __launch_bounds__(kSimpleWarps* kWarp)
     paged_simple_kernel(const __grid_constant__ PagedAttentionParams p,

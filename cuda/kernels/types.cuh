@@ -44,6 +44,31 @@ __device__ __forceinline__ Vec<T, N> load_vec(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
 }
 
+/// For data that is read once: it leaves the caches first.
+template <class T, int N>
+__device__ __forceinline__ Vec<T, N> load_vec_once(const T* p) {
+  if constexpr (sizeof(Vec<T, N>) == 16) {
+    const int4 raw = __ldcs(reinterpret_cast<const int4*>(p));
+    return *reinterpret_cast<const Vec<T, N>*>(&raw);
+  } else {
+    return load_vec<T, N>(p);
+  }
+}
+
+/// Past the L1 cache: for data that other blocks of the same launch wrote.
+template <class T, int N>
+__device__ __forceinline__ Vec<T, N> load_vec_l2(const T* p) {
+  if constexpr (sizeof(Vec<T, N>) == 16) {
+    const int4 raw = __ldcg(reinterpret_cast<const int4*>(p));
+    return *reinterpret_cast<const Vec<T, N>*>(&raw);
+  } else {
+    Vec<T, N> v;
+#pragma unroll
+    for (int i = 0; i < N; ++i) v.at[i] = __ldcg(p + i);
+    return v;
+  }
+}
+
 template <class T, int N>
 __device__ __forceinline__ void store_vec(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;

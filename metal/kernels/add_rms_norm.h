@@ -5,8 +5,8 @@
 
 namespace mlxcel {
 
-// One threadgroup a row. A thread owns the elements [4t, 4t + 4), [4t + 4n, ...) of it, so it reads back only
-// sums that it wrote itself, and needs no barrier for that.
+// One threadgroup a row. A thread owns the elements [4t, 4t + 4), [4t + 4n, ...) of it, so it reads
+// back only sums that it wrote itself, and needs no barrier for that.
 template <typename T>
 [[kernel]] void add_rms_norm(const device T* x [[buffer(0)]],         // [rows, hidden]
                              const device T* residual [[buffer(1)]],  // [rows, hidden]

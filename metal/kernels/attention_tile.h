@@ -10,11 +10,12 @@ constant bool has_first_page_offset [[function_constant(1)]];
 constant bool has_sinks [[function_constant(2)]];
 constant bool has_soft_cap [[function_constant(3)]];
 
-// Tiles with at least this many query rows go to the matrix kernel, the others to the vector kernel.
+// Tiles with at least this many query rows go to the matrix kernel, the others to the vector
+// kernel.
 constant constexpr int kMatrixRows = 16;
 
-// A tile for one KV head. Its rows are (query token, query head of the KV head's group), token-major:
-// row r is token r / group_size and head r % group_size.
+// A tile for one KV head. Its rows are (query token, query head of the KV head's group),
+// token-major: row r is token r / group_size and head r % group_size.
 struct TileView {
   const device int* pages;  // of the request
   int begin, end;           // KV tokens of the tile's span
@@ -31,15 +32,16 @@ struct TileView {
   int highest(int r) const thread { return causal ? min(end, own + r / group_size + 1) : end; }
 };
 
-METAL_FUNC TileView view_tile(constant PagedAttentionParams& params, const device AttentionTile& tile,
-                              const device int* kv_indptr, const device int* kv_indices,
-                              const device int* kv_last_page_len, const device int* qo_indptr,
-                              const device int* first_page_offset) {
+METAL_FUNC TileView view_tile(constant PagedAttentionParams& params,
+                              const device AttentionTile& tile, const device int* kv_indptr,
+                              const device int* kv_indices, const device int* kv_last_page_len,
+                              const device int* qo_indptr, const device int* first_page_offset) {
   const int request = tile.request;
   const int first_page = kv_indptr[request];
   const int num_pages = kv_indptr[request + 1] - first_page;
   const int kv_begin = has_first_page_offset && num_pages > 0 ? first_page_offset[request] : 0;
-  const int kv_end = num_pages > 0 ? (num_pages - 1) * params.page_size + kv_last_page_len[request] : 0;
+  const int kv_end =
+      num_pages > 0 ? (num_pages - 1) * params.page_size + kv_last_page_len[request] : 0;
   const int qo_begin = has_qo_indptr ? qo_indptr[request] : request;
   const int qo_len = has_qo_indptr ? qo_indptr[request + 1] - qo_begin : 1;
 
@@ -55,16 +57,20 @@ METAL_FUNC TileView view_tile(constant PagedAttentionParams& params, const devic
   return view;
 }
 
-// Where token t of the request lies in a pool, in elements: 64-bit before the multiply, since pools pass 2^32.
-METAL_FUNC long token_offset(constant PagedAttentionParams& params, const thread TileView& view, int t, int kv_head) {
+// Where token t of the request lies in a pool, in elements: 64-bit before the multiply, since pools
+// pass 2^32.
+METAL_FUNC long token_offset(constant PagedAttentionParams& params, const thread TileView& view,
+                             int t, int kv_head) {
   const int shift = int(ctz(uint(params.page_size)));
-  return long(view.pages[t >> shift]) * params.stride_page + long(t & (params.page_size - 1)) * params.stride_token +
+  return long(view.pages[t >> shift]) * params.stride_page +
+         long(t & (params.page_size - 1)) * params.stride_token +
          long(kv_head) * params.stride_head;
 }
 
 // Element (row r of the tile, 0) of q and out [num_q, Hq, D].
-METAL_FUNC size_t query_offset(constant PagedAttentionParams& params, const device AttentionTile& tile, int group_size,
-                               int r, int kv_head) {
+METAL_FUNC size_t query_offset(constant PagedAttentionParams& params,
+                               const device AttentionTile& tile, int group_size, int r,
+                               int kv_head) {
   const size_t token = size_t(tile.q_begin + r / group_size);
   const size_t head = size_t(kv_head * group_size + r % group_size);
   return (token * size_t(params.num_qo_heads) + head) * size_t(params.head_dim);
@@ -78,9 +84,10 @@ METAL_FUNC float soft_cap(float x, float cap) {
 
 // Writes element d of row r's state: to the partial buffers, or finished to the output.
 template <typename T>
-METAL_FUNC void write_state(constant PagedAttentionParams& params, const device AttentionTile& tile, int group_size,
-                            int r, int kv_head, int d, MergedElement state, const device float* sinks,
-                            device float* partial_v, device float* partial_lse, device T* out, device float* lse) {
+METAL_FUNC void write_state(constant PagedAttentionParams& params, const device AttentionTile& tile,
+                            int group_size, int r, int kv_head, int d, MergedElement state,
+                            const device float* sinks, device float* partial_v,
+                            device float* partial_lse, device T* out, device float* lse) {
   const int head = kv_head * group_size + r % group_size;
   if (tile.partial >= 0) {
     const size_t row = size_t(tile.partial) + size_t(r / group_size) * size_t(tile.num_chunks);

@@ -11,8 +11,8 @@ namespace mlxcel {
 
 constant constexpr uint kSimdWidth = 32;
 
-// Sum over the threadgroup, in every thread. `partial` has room for one float a simdgroup. The order of
-// additions depends on the size of the threadgroup alone.
+// Sum over the threadgroup, in every thread. `partial` has room for one float a simdgroup. The
+// order of additions depends on the size of the threadgroup alone.
 METAL_FUNC float threadgroup_sum(float x, threadgroup float* partial, uint simdgroup, uint lane,
                                  uint num_simdgroups) {
   x = simd_sum(x);

@@ -4,14 +4,16 @@
 
 namespace mlxcel {
 
-// Attention of a few query rows (decode, speculation): each K and V element is read once, by one lane, for all R
-// rows of a threadgroup. Eight simdgroups take the tokens of the span in turn; a lane owns D / 32 elements of a
-// head; at the end the simdgroups' states are merged through threadgroup memory.
+// Attention of a few query rows (decode, speculation): each K and V element is read once, by one
+// lane, for all R rows of a threadgroup. Eight simdgroups take the tokens of the span in turn; a
+// lane owns D / 32 elements of a head; at the end the simdgroups' states are merged through
+// threadgroup memory.
 //
 // Grid: (KV heads, blocks of R rows, tiles) threadgroups of kAttentionSimdgroups * 32 threads.
 constant constexpr int kAttentionSimdgroups = 8;
 
-// Elements of a head by lane: runs of D / 32 where that is whole (one vector load), else every 32nd.
+// Elements of a head by lane: runs of D / 32 where that is whole (one vector load), else every
+// 32nd.
 template <int D>
 struct LaneElements {
   static constexpr constant int kCount = (D + 31) / 32;
@@ -23,28 +25,27 @@ struct LaneElements {
 template <typename T, int D>
 METAL_FUNC void load_elements(const device T* head, int lane, thread float* out) {
   using E = LaneElements<D>;
-  for (int i = 0; i < E::kCount; ++i) out[i] = E::exists(lane, i) ? float(head[E::at(lane, i)]) : 0.0f;
+  for (int i = 0; i < E::kCount; ++i)
+    out[i] = E::exists(lane, i) ? float(head[E::at(lane, i)]) : 0.0f;
 }
 
 template <typename T, int D, int R>
 [[kernel, max_total_threads_per_threadgroup(kAttentionSimdgroups * 32)]] void paged_attention(
     const device T* q [[buffer(0)]],  // [num_q, Hq, D]
-    const device T* k_pages [[buffer(1)]],
-    const device T* v_pages [[buffer(2)]],
-    const device int* kv_indptr [[buffer(3)]],         // [B + 1]
-    const device int* kv_indices [[buffer(4)]],        // page ids
-    const device int* kv_last_page_len [[buffer(5)]],  // [B]
-    const device AttentionTile* tiles [[buffer(6)]],   // [num_tiles]
-    const device int* qo_indptr [[buffer(7)]],         // [B + 1] where has_qo_indptr
+    const device T* k_pages [[buffer(1)]], const device T* v_pages [[buffer(2)]],
+    const device int* kv_indptr [[buffer(3)]],          // [B + 1]
+    const device int* kv_indices [[buffer(4)]],         // page ids
+    const device int* kv_last_page_len [[buffer(5)]],   // [B]
+    const device AttentionTile* tiles [[buffer(6)]],    // [num_tiles]
+    const device int* qo_indptr [[buffer(7)]],          // [B + 1] where has_qo_indptr
     const device int* first_page_offset [[buffer(8)]],  // [B] where has_first_page_offset
     const device float* sinks [[buffer(9)]],            // [Hq] where has_sinks
-    device float* partial_v [[buffer(10)]],    // [num_partials, Hq, D]
-    device float* partial_lse [[buffer(11)]],  // [num_partials, Hq] log2
-    device T* out [[buffer(12)]],              // [num_q, Hq, D]
-    device float* lse [[buffer(13)]],          // [num_q, Hq] log2
+    device float* partial_v [[buffer(10)]],             // [num_partials, Hq, D]
+    device float* partial_lse [[buffer(11)]],           // [num_partials, Hq] log2
+    device T* out [[buffer(12)]],                       // [num_q, Hq, D]
+    device float* lse [[buffer(13)]],                   // [num_q, Hq] log2
     constant PagedAttentionParams& params [[buffer(14)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
+    uint3 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup_index [[simdgroup_index_in_threadgroup]],
     uint lane_index [[thread_index_in_simdgroup]]) {
   using E = LaneElements<D>;
@@ -59,8 +60,8 @@ template <typename T, int D, int R>
   const int simdgroup = int(simdgroup_index);
   const int lane = int(lane_index);
   const device AttentionTile& tile = tiles[group.z];
-  const TileView view =
-      view_tile(params, tile, kv_indptr, kv_indices, kv_last_page_len, qo_indptr, first_page_offset);
+  const TileView view = view_tile(params, tile, kv_indptr, kv_indices, kv_last_page_len, qo_indptr,
+                                  first_page_offset);
   if (first_row >= view.rows || view.rows >= kMatrixRows) return;  // all threads alike
   const int rows = min(R, view.rows - first_row);
 
@@ -77,13 +78,15 @@ template <typename T, int D, int R>
     to[r] = r < rows ? view.highest(first_row + r) : 0;
     for (int i = 0; i < E::kCount; ++i) sum[r][i] = query[r][i] = 0.0f;
     if (r < rows) {
-      load_elements<T, D>(q + query_offset(params, tile, view.group_size, first_row + r, kv_head), lane, query[r]);
+      load_elements<T, D>(q + query_offset(params, tile, view.group_size, first_row + r, kv_head),
+                          lane, query[r]);
       for (int i = 0; i < E::kCount; ++i) query[r][i] *= params.sm_scale_log2;
     }
   }
 
   // Later rows start and end later, so the first row's begin and the last row's end span all.
-  for (int t = view.lowest(first_row) + simdgroup; t < view.highest(first_row + rows - 1); t += kSimdgroups) {
+  for (int t = view.lowest(first_row) + simdgroup; t < view.highest(first_row + rows - 1);
+       t += kSimdgroups) {
     const long at = token_offset(params, view, t, kv_head);
     float key[E::kCount];
     float value[E::kCount];
@@ -136,8 +139,8 @@ template <typename T, int D, int R>
       }
       MergedElement state{0.0f, -INFINITY};
       if (denominator != 0.0f) state = {numerator / denominator, most + precise::log2(denominator)};
-      write_state(params, tile, view.group_size, first_row + r, kv_head, d, state, sinks, partial_v, partial_lse, out,
-                  lse);
+      write_state(params, tile, view.group_size, first_row + r, kv_head, d, state, sinks, partial_v,
+                  partial_lse, out, lse);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }

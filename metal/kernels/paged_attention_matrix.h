@@ -4,10 +4,11 @@
 
 namespace mlxcel {
 
-// Attention of many query rows (prefill chunks, large groups) by 8x8 matrix units. A threadgroup takes 32 rows,
-// eight a simdgroup, and walks their KV tokens in blocks that it stages in threadgroup memory, K then V in the same
-// place. Scores and outputs stay in registers, in the layout of simdgroup_matrix: lane l holds elements (row, col)
-// and (row, col + 1) of every 8x8 block, with row and col from LaneCell below (MLX's steel kernels rely on the same).
+// Attention of many query rows (prefill chunks, large groups) by 8x8 matrix units. A threadgroup
+// takes 32 rows, eight a simdgroup, and walks their KV tokens in blocks that it stages in
+// threadgroup memory, K then V in the same place. Scores and outputs stay in registers, in the
+// layout of simdgroup_matrix: lane l holds elements (row, col) and (row, col + 1) of every 8x8
+// block, with row and col from LaneCell below (MLX's steel kernels rely on the same).
 //
 // Grid: (KV heads, blocks of 32 rows, tiles) threadgroups of 128 threads.
 constant constexpr int kMatrixSimdgroups = 4;
@@ -47,11 +48,12 @@ constexpr int block_tokens() {
   return D * int(sizeof(T)) <= 512 ? 32 : 16;
 }
 
-// Copies tokens [begin, begin + Tokens) of a pool to threadgroup memory, zeros where they are not in [view.begin,
-// end). Returns whether this simdgroup saw a NaN or an infinity.
+// Copies tokens [begin, begin + Tokens) of a pool to threadgroup memory, zeros where they are not
+// in [view.begin, end). Returns whether this simdgroup saw a NaN or an infinity.
 template <typename T, int D, int Tokens, int Stride>
-METAL_FUNC bool stage(constant PagedAttentionParams& params, const thread TileView& view, const device T* pages,
-                      int begin, int end, int kv_head, threadgroup T* block, uint simdgroup, uint lane) {
+METAL_FUNC bool stage(constant PagedAttentionParams& params, const thread TileView& view,
+                      const device T* pages, int begin, int end, int kv_head, threadgroup T* block,
+                      uint simdgroup, uint lane) {
   using Vector = vec<T, 4>;
   bool finite = true;
   for (int row = int(simdgroup); row < Tokens; row += kMatrixSimdgroups) {
@@ -70,22 +72,20 @@ METAL_FUNC bool stage(constant PagedAttentionParams& params, const thread TileVi
 template <typename T, int D>
 [[kernel, max_total_threads_per_threadgroup(kMatrixSimdgroups * 32)]] void paged_attention_matrix(
     const device T* q [[buffer(0)]],  // [num_q, Hq, D]
-    const device T* k_pages [[buffer(1)]],
-    const device T* v_pages [[buffer(2)]],
-    const device int* kv_indptr [[buffer(3)]],         // [B + 1]
-    const device int* kv_indices [[buffer(4)]],        // page ids
-    const device int* kv_last_page_len [[buffer(5)]],  // [B]
-    const device AttentionTile* tiles [[buffer(6)]],   // [num_tiles]
-    const device int* qo_indptr [[buffer(7)]],         // [B + 1] where has_qo_indptr
+    const device T* k_pages [[buffer(1)]], const device T* v_pages [[buffer(2)]],
+    const device int* kv_indptr [[buffer(3)]],          // [B + 1]
+    const device int* kv_indices [[buffer(4)]],         // page ids
+    const device int* kv_last_page_len [[buffer(5)]],   // [B]
+    const device AttentionTile* tiles [[buffer(6)]],    // [num_tiles]
+    const device int* qo_indptr [[buffer(7)]],          // [B + 1] where has_qo_indptr
     const device int* first_page_offset [[buffer(8)]],  // [B] where has_first_page_offset
     const device float* sinks [[buffer(9)]],            // [Hq] where has_sinks
-    device float* partial_v [[buffer(10)]],    // [num_partials, Hq, D]
-    device float* partial_lse [[buffer(11)]],  // [num_partials, Hq] log2
-    device T* out [[buffer(12)]],              // [num_q, Hq, D]
-    device float* lse [[buffer(13)]],          // [num_q, Hq] log2
+    device float* partial_v [[buffer(10)]],             // [num_partials, Hq, D]
+    device float* partial_lse [[buffer(11)]],           // [num_partials, Hq] log2
+    device T* out [[buffer(12)]],                       // [num_q, Hq, D]
+    device float* lse [[buffer(13)]],                   // [num_q, Hq] log2
     constant PagedAttentionParams& params [[buffer(14)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint3 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   constexpr int kTokens = block_tokens<T, D>();
   constexpr int kStride = D + 16 / int(sizeof(T));  // spreads the rows over the banks
@@ -96,8 +96,8 @@ template <typename T, int D>
 
   const int kv_head = int(group.x);
   const device AttentionTile& tile = tiles[group.z];
-  const TileView view =
-      view_tile(params, tile, kv_indptr, kv_indices, kv_last_page_len, qo_indptr, first_page_offset);
+  const TileView view = view_tile(params, tile, kv_indptr, kv_indices, kv_last_page_len, qo_indptr,
+                                  first_page_offset);
   const int block_row = int(group.y) * kMatrixBlockRows;
   if (block_row >= view.rows || view.rows < kMatrixRows) return;  // all threads alike
   const int last_row = min(block_row + kMatrixBlockRows, view.rows) - 1;
@@ -112,7 +112,8 @@ template <typename T, int D>
   Matrix sum[kBlocksD];
   const size_t query_at = exists ? query_offset(params, tile, view.group_size, row, kv_head) : 0;
   for (int b = 0; b < kBlocksD; ++b) {
-    for (int j = 0; j < 2; ++j) query[b][j] = exists ? q[query_at + size_t(b * 8 + cell.col + j)] : T(0.0f);
+    for (int j = 0; j < 2; ++j)
+      query[b][j] = exists ? q[query_at + size_t(b * 8 + cell.col + j)] : T(0.0f);
     sum[b] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
   float highest = -INFINITY;
@@ -120,13 +121,15 @@ template <typename T, int D>
 
   const int end = view.highest(last_row);
   for (int begin = view.lowest(block_row); begin < end; begin += kTokens) {
-    stage<T, D, kTokens, kStride>(params, view, k_pages, begin, end, kv_head, block, simdgroup, lane);
+    stage<T, D, kTokens, kStride>(params, view, k_pages, begin, end, kv_head, block, simdgroup,
+                                  lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     Matrix scores[kBlocksT];
     for (int t = 0; t < kBlocksT; ++t) {
       // Two chains of sums: neither waits for the other, and rounding errors grow half as fast.
-      Matrix chains[2] = {make_filled_simdgroup_matrix<float, 8, 8>(0.0f), make_filled_simdgroup_matrix<float, 8, 8>(0.0f)};
+      Matrix chains[2] = {make_filled_simdgroup_matrix<float, 8, 8>(0.0f),
+                          make_filled_simdgroup_matrix<float, 8, 8>(0.0f)};
       const threadgroup T* keys = block + (t * 8 + cell.col) * kStride + cell.row;
       for (int b = 0; b < kBlocksD; ++b) {
         Matrix left, right;
@@ -137,7 +140,8 @@ template <typename T, int D>
         simdgroup_multiply_accumulate(chains[b % 2], left, right, chains[b % 2]);
       }
       for (int j = 0; j < 2; ++j) {
-        scores[t].thread_elements()[j] = chains[0].thread_elements()[j] + chains[1].thread_elements()[j];
+        scores[t].thread_elements()[j] =
+            chains[0].thread_elements()[j] + chains[1].thread_elements()[j];
       }
     }
 
@@ -171,8 +175,8 @@ template <typename T, int D>
     }
 
     threadgroup_barrier(mem_flags::mem_threadgroup);  // all have read K
-    const bool saw_special =
-        stage<T, D, kTokens, kStride>(params, view, v_pages, begin, end, kv_head, block, simdgroup, lane);
+    const bool saw_special = stage<T, D, kTokens, kStride>(params, view, v_pages, begin, end,
+                                                           kv_head, block, simdgroup, lane);
     if (lane == 0) special[simdgroup] = saw_special;
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -189,11 +193,14 @@ template <typename T, int D>
           simdgroup_multiply_accumulate(sum[b], scores[t], right, sum[b]);
         }
       } else {
-        // A weight of 0 times NaN is NaN, so rows must leave out what they do not see: rare, and slow.
+        // A weight of 0 times NaN is NaN, so rows must leave out what they do not see: rare, and
+        // slow.
         for (int t = 0; t < kTokens; ++t) {
-          const float weight = simd_shuffle(scores[t / 8].thread_elements()[t % 2], lane_of_column(lane, t % 8));
+          const float weight =
+              simd_shuffle(scores[t / 8].thread_elements()[t % 2], lane_of_column(lane, t % 8));
           if (begin + t < from || begin + t >= to) continue;
-          for (int j = 0; j < 2; ++j) sum[b].thread_elements()[j] += weight * float(values[t * kStride + j]);
+          for (int j = 0; j < 2; ++j)
+            sum[b].thread_elements()[j] += weight * float(values[t * kStride + j]);
         }
       }
     }
@@ -206,8 +213,8 @@ template <typename T, int D>
   for (int b = 0; b < kBlocksD; ++b) {
     for (int j = 0; j < 2; ++j) {
       const MergedElement state{sum[b].thread_elements()[j] * inverse, row_lse};
-      write_state(params, tile, view.group_size, row, kv_head, b * 8 + cell.col + j, state, sinks, partial_v,
-                  partial_lse, out, lse);
+      write_state(params, tile, view.group_size, row, kv_head, b * 8 + cell.col + j, state, sinks,
+                  partial_v, partial_lse, out, lse);
     }
   }
 }

@@ -12,13 +12,14 @@ struct MergedElement {
   float lse;  // log2, of the whole state
 };
 
-// Element d of the states (row, head), begin <= row < end, of v [N, H, D] and lse [N, H] merged. A state with lse
-// -inf is not read; no state at all is 0 and -inf; one state is copied bit for bit.
+// Element d of the states (row, head), begin <= row < end, of v [N, H, D] and lse [N, H] merged. A
+// state with lse -inf is not read; no state at all is 0 and -inf; one state is copied bit for bit.
 template <typename T>
-METAL_FUNC MergedElement merge_element(const device T* v, const device float* lse, int begin, int end, uint head,
-                                       uint num_heads, uint head_dim, uint d) {
+METAL_FUNC MergedElement merge_element(const device T* v, const device float* lse, int begin,
+                                       int end, uint head, uint num_heads, uint head_dim, uint d) {
   float highest = -INFINITY;
-  for (int row = begin; row < end; ++row) highest = max(highest, lse[size_t(row) * num_heads + head]);
+  for (int row = begin; row < end; ++row)
+    highest = max(highest, lse[size_t(row) * num_heads + head]);
 
   bool any = false;
   float total = 0.0f;
@@ -27,7 +28,8 @@ METAL_FUNC MergedElement merge_element(const device T* v, const device float* ls
     const size_t state = size_t(row) * num_heads + head;
     const float state_lse = lse[state];
     if (state_lse == -INFINITY) continue;
-    const float weight = state_lse == highest ? 1.0f : precise::exp2(state_lse - highest);  // a NaN goes on
+    const float weight =
+        state_lse == highest ? 1.0f : precise::exp2(state_lse - highest);  // a NaN goes on
     any = true;
     total += weight;
     sum += weight * float(v[state * head_dim + d]);

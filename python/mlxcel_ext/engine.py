@@ -172,11 +172,15 @@ class Engine:
                 self._wake.notify()
 
     def health(self) -> Health:
-        """The state now. A thread that died without a word is dead too."""
+        """The state now. An engine that hangs in one step is dead as long as it does."""
         with self._wake:
             if self._health.state in ("ok", "draining") and not self._thread.is_alive() and not self._stop:
                 self._health = Health("dead", "the engine thread is gone")
-            return self._health
+            state, began, limit = self._health, self._loop.turn_began, self.config.stall_seconds
+        waited = 0.0 if began is None else time.monotonic() - began
+        if state.state != "dead" and limit is not None and waited > limit:
+            return Health("dead", f"a step has been running for {waited:.0f} s")
+        return state
 
     def stats(self) -> EngineStats:
         """Counts of this moment."""

@@ -40,7 +40,10 @@ class EngineConfig:
     prefill_progress          send RequestOutput.prefill_progress while a prompt takes several chunks
     pipeline                  submit a step before the previous one is read; off: for debugging
     max_request_seconds       time limit of a request from its submission; None: none
+    stall_seconds             health() says "dead" while one step takes longer than that; None: never
     max_step_failures         consecutive failed steps after which the engine shuts down
+    batch_invariant           attention reduces in an order that depends on the request alone, so that caching, chunks
+                              and company never change a greedy answer; None: on CPU
     seed                      seeds the requests that bring none
     threads                   CPU threads of the ops; None: all that are available
     """
@@ -61,7 +64,9 @@ class EngineConfig:
     prefill_progress: bool = True
     pipeline: bool = True
     max_request_seconds: float | None = None
+    stall_seconds: float | None = 600.0
     max_step_failures: int = 5
+    batch_invariant: bool | None = None
     seed: int = 0
     threads: int | None = None
 
@@ -75,9 +80,9 @@ class EngineConfig:
             if f.name == "watermark":
                 if not 0.0 <= value < 1.0:
                     raise ValueError(f"[engine] watermark must be in [0, 1); got {value!r}.")
-            elif f.name == "max_request_seconds":
+            elif f.name.endswith("_seconds"):
                 if not value > 0.0:
-                    raise ValueError(f"[engine] max_request_seconds must be positive; got {value!r}.")
+                    raise ValueError(f"[engine] {f.name} must be positive; got {value!r}.")
             elif not isinstance(value, int) or value < low.get(f.name, 1):
                 raise ValueError(
                     f"[engine] {f.name} must be an integer >= {low.get(f.name, 1)}; got {value!r}."

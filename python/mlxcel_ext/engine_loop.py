@@ -80,12 +80,15 @@ class EngineLoop:
             self._kv,
             self._sampler,
             self.outcomes,
-            sampling=lambda row: row.request.job.sampling(row),
-            needs_tokens=lambda row: row.request.job.grammar is not None,
+            batch_invariant=(
+                mx.default_device() == mx.cpu if config.batch_invariant is None else config.batch_invariant
+            ),
         )
         self._in_flight: Step | None = None
         self._ended: list[str] = []
         self._with_deadline: dict[Job, None] = {}
+        #: time.monotonic() at which the turn under way began; None between turns.
+        self.turn_began: float | None = None
         self._failures = 0
         self._steps = 0
         self._step_seconds = 0.0
@@ -155,10 +158,13 @@ class EngineLoop:
 
     def turn(self) -> list[str]:
         """Submit a step and read the one before; returns the ids of requests that ended."""
-        started = time.perf_counter()
+        self.turn_began = started = time.monotonic()
         self._expire()
         previous, self._in_flight = self._in_flight, None
-        step = self._submit(previous)
+        plan = self.scheduler.schedule()
+        if plan is None and previous is None:
+            self._fail_stuck()
+        step = None if plan is None else self._submit(plan, previous)
         if previous is not None and not self._read(previous, step):
             step = None
         if step is not None and not self._draw(step):
@@ -167,7 +173,8 @@ class EngineLoop:
         if step is not None and not self._config.pipeline:
             self._in_flight = None
             self._read(step, None)
-        self._step_seconds += time.perf_counter() - started
+        self._step_seconds += time.monotonic() - started
+        self.turn_began = None
         ended, self._ended = self._ended, []
         return ended
 
@@ -176,10 +183,7 @@ class EngineLoop:
         for job in [job for job in self._with_deadline if job.deadline is not None and job.deadline <= now]:
             self.end(job, "abort", error="the time limit of the request is over", stop_reason="deadline")
 
-    def _submit(self, previous: Step | None) -> Step | None:
-        plan = self.scheduler.schedule()
-        if plan is None:
-            return None
+    def _submit(self, plan: StepPlan, previous: Step | None) -> Step | None:
         now = time.monotonic()
         for row in plan.rows:
             if row.request.job.scheduled is None:
@@ -263,6 +267,12 @@ class EngineLoop:
         _logger.error("%s failed: %s", job.request.request_id, error, exc_info=error)
         self.outcomes.count("mlxcel_request_failures_total", stage)
         self.end(job, "error", error=f"{type(error).__name__}: {error}", keep=keep)
+
+    def _fail_stuck(self) -> None:
+        """Nothing could be planned and nothing is under way: waiting longer would change nothing."""
+        stuck = next(iter((*self.scheduler.running, *self.scheduler.waiting)), None)
+        if stuck is not None:
+            self._fail(stuck.job, EngineError("no step can be planned for this request"), "stuck")
 
     def _recover(self, plans: list[StepPlan], error: Exception, stage: str) -> None:
         """Steps failed: forget what they wrote, and find out who is to blame."""

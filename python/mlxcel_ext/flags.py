@@ -118,6 +118,18 @@ ENGINE = (
         _ENGINE.max_step_failures,
         "Failed steps in a row after which the engine gives up.",
     ),
+    Option(
+        "--stall-seconds",
+        seconds,
+        _ENGINE.stall_seconds,
+        "/health says dead while one step takes longer than that.",
+    ),
+    Option(
+        "--batch-invariant",
+        boolean,
+        None,
+        "Attention reduces in an order that depends on the request alone; by default on CPU.",
+    ),
     Option("--seed", count, _ENGINE.seed, "Seeds the requests that bring none."),
     Option("--threads", positive, None, "CPU threads; by default all.", ("-t",)),
 )

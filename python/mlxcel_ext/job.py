@@ -54,28 +54,42 @@ class Job:
         """Take a token that the scheduler knows already; returns what to send, finished if it is the last."""
         if self.failure is not None:
             raise self.failure
-        if self.first_token is None:
-            self.first_token = time.monotonic()
-        request, params = self.request, self.params
-        text, reason, stop_reason = "", None, None
+        request, params, detokenizer = self.request, self.params, self.detokenizer
+        count = len(request.tokens) - request.num_prompt_tokens
+        text = ""
+        reason: FinishReason | None = None
+        stop_reason: int | str | None = None
         if self.grammar is not None:
             self.grammar.accept(token)
         if token in self.stop_ids:
             reason = "stop"
             stop_reason = token if token in params.stop_token_ids else None
         else:
-            text = self.detokenizer.push(token, may_stop=request.num_output_tokens >= params.min_tokens)
-            if self.detokenizer.stopped is not None:
-                reason, stop_reason = "stop", self.detokenizer.stopped
+            text = detokenizer.push(token, count >= params.min_tokens)
+            if detokenizer.stopped is not None:
+                reason, stop_reason = "stop", detokenizer.stopped
             elif self.grammar is not None and self.grammar.finished:
                 reason = "stop"
             elif len(request.tokens) >= request.max_total_tokens:
                 reason = "length"
-        prompt_logprobs = None
-        if request.num_output_tokens == 1 and params.prompt_logprobs is not None:
-            prompt_logprobs = tuple(self.prompt_logprobs)
         if reason is not None:
-            text += self.detokenizer.finish()
+            text += detokenizer.finish()
+        prompt_logprobs = None
+        if self.first_token is None:
+            self.first_token = time.monotonic()
+            if params.prompt_logprobs is not None:
+                prompt_logprobs = tuple(self.prompt_logprobs)
+        elif reason is None:
+            # Most outputs are this one: a token in the middle.
+            return RequestOutput(
+                request.request_id,
+                text,
+                (token,),
+                None if logprob is None else (logprob,),
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_completion_tokens=count,
+                num_cached_tokens=request.num_cached_tokens or 0,
+            )
         return self.output(
             text=text,
             token_ids=(token,),
@@ -86,7 +100,7 @@ class Job:
         )
 
     def output(self, *, finish_reason: FinishReason | None = None, **fields: object) -> RequestOutput:
-        """An output with the counts of this moment."""
+        """An output with the counts and times of this moment."""
         request = self.request
         finished = time.monotonic() if finish_reason is not None else None
         return RequestOutput(

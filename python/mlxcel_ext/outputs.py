@@ -46,6 +46,8 @@ class RequestOutput:
         Human-readable reason of finish_reason "error", and of "abort" where it was not the client's.
     prefill_progress
         (prompt tokens done, prompt tokens): such outputs carry no token.
+    times
+        With the first token, with the last output, and with progress.
     """
 
     request_id: str

@@ -3,9 +3,9 @@ except in read()."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import mlx.core as mx
 import numpy as np
@@ -15,7 +15,7 @@ from .models.batch import AttentionBatch
 from .ops import AttentionPlan, PageTable, TokenLogprobs, plan_attention, token_logprobs
 from .outcomes import Outcomes
 from .outputs import TokenLogprob
-from .sampler import RowSampling, Sampler
+from .sampler import Sampler
 from .scheduler.request import Request
 from .scheduler.scheduler import ScheduledRow, StepPlan
 
@@ -31,6 +31,7 @@ class RunnableModel(Protocol):
 
     config: ModelConfig
     dtype: mx.Dtype
+    attention_path: str
 
     def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: Any) -> mx.array: ...
 
@@ -58,6 +59,8 @@ class Step:
     index: dict[Request, int]
     #: Kept until the tokens are drawn, where that has to wait for the step before (grammars).
     logits: mx.array | None = None
+    #: The last pool that it writes, to wait for where it draws nothing.
+    written: mx.array | None = None
     ids: mx.array | None = None
     valid: mx.array | None = None
     logprobs: TokenLogprobs | None = None
@@ -77,8 +80,8 @@ class StepResult:
 class Runner:
     """Turns plans into arrays and back.
 
-    sampling(row) says how a row is sampled; it is asked when the row's earlier tokens are known, if it
-    depends on them (needs_tokens), else at submission.
+    Rows with a grammar are drawn when the tokens before them are known: their step's forward pass runs
+    ahead like any other, only the draw waits.
     """
 
     def __init__(
@@ -88,16 +91,12 @@ class Runner:
         sampler: Sampler,
         outcomes: Outcomes,
         *,
-        sampling: Callable[[ScheduledRow], RowSampling],
-        needs_tokens: Callable[[ScheduledRow], bool],
         batch_invariant: bool = True,
     ) -> None:
         self._model = model
         self._kv = kv
         self._sampler = sampler
         self._outcomes = outcomes
-        self._sampling = sampling
-        self._needs_tokens = needs_tokens
         self._batch_invariant = batch_invariant
         self._attention_plan: AttentionPlan | None = None
 
@@ -127,7 +126,7 @@ class Runner:
         self._score_prompts(step, logits, scored)
         if scored:
             logits = logits[: len(sampled)]
-        if any(self._needs_tokens(row) for row in sampled) and previous is not None:
+        if previous is not None and any(row.request.job.grammar is not None for row in sampled):
             step.logits = logits
             mx.async_eval(logits, *self._kv.arrays)
             self._outcomes.count("mlxcel_engine_sampling_total", "after_read")
@@ -144,21 +143,24 @@ class Runner:
     def _draw(self, step: Step, logits: mx.array) -> None:
         arrays = [a for _, scores in step.prompt_logprobs for a in scores]
         if step.sampled:
-            drawn = self._sampler(logits, [self._sampling(row) for row in step.sampled])
+            drawn = self._sampler(logits, [row.request.job.sampling(row) for row in step.sampled])
             step.ids, step.valid = drawn.ids, drawn.valid
             arrays += [step.ids, step.valid]
+            scores = (drawn.logprobs, drawn.ranks, drawn.top_ids, drawn.top_logprobs)
             if drawn.logprobs is not None:
-                step.logprobs = TokenLogprobs(drawn.logprobs, drawn.ranks, drawn.top_ids, drawn.top_logprobs)
+                step.logprobs = TokenLogprobs(*cast(tuple[mx.array, ...], scores))
                 arrays += step.logprobs
+        step.written = self._kv.arrays[-1]
         mx.async_eval(*arrays, *self._kv.arrays)
 
     def read(self, step: Step) -> StepResult:
         """Wait for a step and bring its tokens to the host."""
+        token_ids: list[int] = []
+        valid: list[bool] = []
         if step.ids is None or step.valid is None:
-            mx.eval(self._kv.arrays)
-            token_ids, valid = [], []
+            mx.eval(step.written)  # of this step: the pool's present handle belongs to the next one
         else:
-            token_ids, valid = step.ids.tolist(), step.valid.tolist()
+            token_ids, valid = _list(step.ids), _list(step.valid)
         logprobs: list[TokenLogprob | None] = [None] * len(token_ids)
         if step.logprobs is not None:
             wanted = [row.request.job.params.logprobs for row in step.sampled]
@@ -201,6 +203,12 @@ class Runner:
 
     def _tokens(self, plan: StepPlan, previous: Step | None) -> mx.array:
         """int32 [nnz]: tokens the host knows, and for the others the previous step's, still on the device."""
+        index = {} if previous is None else previous.index
+        drawn = None if previous is None else previous.ids
+        if drawn is not None and [row.request for row in plan.rows] == list(index):
+            # Steady decoding: the same rows as before, so each continues its token of the step before.
+            self._outcomes.count("mlxcel_engine_step_input_total", "device")
+            return drawn
         host: list[int] = []
         sources: list[int] = []  # place in the previous step's ids, -1: the host knows
         for row in plan.rows:
@@ -209,20 +217,15 @@ class Runner:
                 host += tokens[row.start : row.start + row.count]
                 sources += [-1] * row.count
             else:
-                if previous is None:
-                    raise RuntimeError(f"[runner] {row.request.request_id}: its last token is in no step.")
                 host.append(0)
-                sources.append(previous.index[row.request])
-        if previous is None or previous.ids is None or max(sources) < 0:
+                sources.append(index[row.request])
+        if drawn is None or max(sources) < 0:
             self._outcomes.count("mlxcel_engine_step_input_total", "host")
             return mx.array(np.array(host, np.int32))
-        if sources == list(range(previous.ids.size)):
-            self._outcomes.count("mlxcel_engine_step_input_total", "device")
-            return previous.ids
         self._outcomes.count("mlxcel_engine_step_input_total", "mixed")
-        known = previous.ids.size
+        known = drawn.size
         places = [source if source >= 0 else known + i for i, source in enumerate(sources)]
-        both = mx.concatenate([previous.ids, mx.array(np.array(host, np.int32))])
+        both = mx.concatenate([drawn, mx.array(np.array(host, np.int32))])
         return both[mx.array(np.array(places, np.int32))]
 
     def _batch(self, plan: StepPlan) -> tuple[AttentionBatch, list[ScoredTokens]]:
@@ -238,7 +241,8 @@ class Runner:
         qo_indptr: Int32 | None = None
         if int(counts.max()) == 1:
             positions = ends - 1
-            self._outcomes.count("mlxcel_paged_decode_launches_total", "fused_v2", self._num_layers)
+            path = self._model.attention_path
+            self._outcomes.count("mlxcel_paged_decode_launches_total", path, self._num_layers)
         else:
             qo_indptr = np.zeros(len(rows) + 1, np.int32)
             np.cumsum(counts, out=qo_indptr[1:])
@@ -309,11 +313,14 @@ def sampler_key(slot: int) -> str:
     return str(slot)
 
 
+def _list(array: mx.array) -> list[Any]:
+    return cast(list[Any], array.tolist())
+
+
 def _token_logprobs(
     token_ids: Sequence[int], scores: TokenLogprobs, wanted: Sequence[int | None]
 ) -> list[TokenLogprob | None]:
-    logprob, rank = scores.logprobs.tolist(), scores.ranks.tolist()
-    top_ids, top_logprobs = scores.top_ids.tolist(), scores.top_logprobs.tolist()
+    logprob, rank, top_ids, top_logprobs = (_list(a) for a in scores)
     return [
         None
         if count is None

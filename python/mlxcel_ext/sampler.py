@@ -242,9 +242,9 @@ def _sample_with_mlx_ops(
         ranked = mx.take_along_axis(x, order, axis=-1) * scale
         top_k = np.where(rows["top_k"] > 0, rows["top_k"], vocab)
         greedy = (rows["temperature"] < GREEDY_TEMPERATURE) | (rows["top_p"] <= 0)
-        top_k = mx.array(np.where(greedy, 1, top_k))[:, None]
+        most = mx.array(np.where(greedy, 1, top_k))[:, None]
         min_p = mx.log(mx.array(rows["min_p"])[:, None])
-        kept = (mx.arange(vocab)[None] < top_k) & (ranked - ranked[:, :1] >= min_p)
+        kept = (mx.arange(vocab)[None] < most) & (ranked - ranked[:, :1] >= min_p)
         ranked = mx.where(kept, ranked, -mx.inf)
         probs = mx.softmax(ranked, axis=-1)
         before = mx.cumsum(probs, axis=-1) - probs

@@ -29,10 +29,12 @@ class Detokenizer:
         #: The stop string that ended the text.
         self.stopped: str | None = None
 
-    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+    def push(self, token_id: int, may_stop: bool = True) -> str:
         """Text that may be sent now. may_stop=False: stop strings do not count yet."""
         text = self._stream.step(token_id)
-        return self._advance(text, may_stop) if text else ""
+        if not text:
+            return ""
+        return self._advance(text, may_stop) if self._stop else text
 
     def finish(self) -> str:
         """What is left at the end, an incomplete character as U+FFFD."""

@@ -142,6 +142,15 @@ def test_a_seed_survives_preemption() -> None:
         assert client.engine.stats().preemptions > 0
 
 
+def test_penalties_survive_preemption() -> None:
+    params = greedy(40, frequency_penalty=1.5, repetition_penalty=1.3)
+    with serving(fake_loaded(), num_pages=24, watermark=0.0) as client:
+        alone = client.ask([1, 2], params).token_ids
+        answers = [client.send([1, 2], params) for _ in range(4)]
+        assert [a.token_ids for a in answers if a.wait()] == [alone] * 4
+        assert client.engine.stats().preemptions > 0
+
+
 def test_logprobs_are_those_of_the_model() -> None:
     with serving(fake_loaded()) as client:
         answer = client.ask([2, 3, 5, 7], greedy(4, logprobs=3, prompt_logprobs=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 
 from mlxcel_ext.engine import Engine, EngineConfig, EngineDeadError
 from mlxcel_ext.models.batch import AttentionBatch
+from mlxcel_ext.ops import rope_append
 from mlxcel_ext.sampling_params import SamplingParams
-from tests.engine.client import SMALL, Answer, Client, serving
+from tests.engine.client import SMALL, WAIT, Answer, Client, serving
 from tests.support.fake_model import fake_loaded, generate
 
 POISON = 96
@@ -187,7 +189,7 @@ def test_rows_with_nan_logits_fail_alone() -> None:
     model = loaded.model
 
     class Nan:
-        config, dtype = model.config, model.dtype
+        config, dtype, attention_path = model.config, model.dtype, model.attention_path
 
         def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: object) -> mx.array:
             logits = model(tokens, batch, kv)
@@ -226,3 +228,57 @@ def test_answers_end_exactly_once_when_a_cancel_races_the_end() -> None:
                 time.sleep(0.001)
             client.engine.cancel(f"c{i}")
             assert answer.wait().finish_reason in ("abort", "length")
+
+
+def test_a_step_that_hangs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(fake_loaded(), stall_seconds=0.2) as client:
+        go, read = threading.Event(), client.engine._loop.runner.read
+        monkeypatch.setattr(client.engine._loop.runner, "read", lambda step: (go.wait(WAIT), read(step))[1])
+        answer = client.send([3, 5], greedy(4))
+        deadline = time.monotonic() + WAIT
+        while client.engine.health().state != "dead" and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert client.engine.health().state == "dead"
+        assert "has been running for" in client.engine.health().detail
+        go.set()
+        assert answer.wait().finish_reason == "length"
+        assert client.engine.health().state == "ok"
+
+
+def test_a_request_that_cannot_be_planned_fails_instead_of_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(fake_loaded()) as client:
+        client.ask([3, 5], greedy(2))
+        monkeypatch.setattr(client.engine._loop.scheduler, "_admit", lambda *_, **__: 0)
+        assert "no step can be planned" in (client.ask([4], greedy(2)).wait().error or "")
+        monkeypatch.undo()
+        assert client.ask([3, 5], greedy(4)).token_ids == expected([3, 5], 4)
+
+
+def test_an_error_in_the_middle_of_an_evaluation_is_survived() -> None:
+    """The graph is built, and a kernel then refuses: the pool must not keep a handle on what failed."""
+    loaded = fake_loaded()
+    model, armed = loaded.model, [False]
+
+    class Refused:
+        config, dtype, attention_path = model.config, model.dtype, model.attention_path
+
+        def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: Any) -> mx.array:
+            logits = model(tokens, batch, kv)
+            if armed and armed.pop():
+                nothing = mx.zeros((1, 1, 8))
+                spread = [mx.broadcast_to(pool[:1], pool.shape) for pool in (kv.k_pages[0], kv.v_pages[0])]
+                _, kv.k_pages[0], kv.v_pages[0] = rope_append(
+                    nothing, nothing, nothing, *spread, mx.array([0]), mx.array([0]), inv_freq=mx.zeros((0,))
+                )
+            return logits
+
+    loaded.model = Refused()
+    with serving(loaded) as client:
+        answers = [client.send([n, 5], greedy(40)) for n in range(3, 6)]
+        while not all(a.token_ids for a in answers):
+            time.sleep(0.001)
+        armed.append(True)
+        for n, answer in zip(range(3, 6), answers, strict=True):
+            assert answer.wait().finish_reason == "length", answer.wait().error
+            assert answer.token_ids == expected([n, 5], 40)
+        assert client.engine.stats().counters["mlxcel_step_failures_total"] == {"submit": 1}

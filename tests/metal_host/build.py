@@ -41,10 +41,25 @@ _CHECKS = [
     "-mllvm", "-tsan-instrument-func-entry-exit=0",
 ]  # fmt: skip
 _WARNINGS = ["-Wimplicit-float-conversion", "-Wno-implicit-int-float-conversion"]
-_MSL_HEADERS = (
-    "stdlib array atomic common compute geometric integer limits logging math matrix numeric relational "
-    "simdgroup simdgroup_matrix type_traits types"
-).split()
+_MSL_HEADERS = [
+    "stdlib",
+    "array",
+    "atomic",
+    "common",
+    "compute",
+    "geometric",
+    "integer",
+    "limits",
+    "logging",
+    "math",
+    "matrix",
+    "numeric",
+    "relational",
+    "simdgroup",
+    "simdgroup_matrix",
+    "type_traits",
+    "types",
+]
 
 
 @dataclasses.dataclass
@@ -58,7 +73,9 @@ class Kernel:
 
 
 def cache_folder() -> pathlib.Path:
-    folder = pathlib.Path(os.environ.get("METAL_HOST_CACHE", pathlib.Path(tempfile.gettempdir()) / "metal_host"))
+    folder = pathlib.Path(
+        os.environ.get("METAL_HOST_CACHE", pathlib.Path(tempfile.gettempdir()) / "metal_host")
+    )
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -215,7 +232,9 @@ class CompiledSource:
             if name in ("", "used", "referenced", "invalid") or kind.startswith("auto"):
                 continue
             if "__generic" in kind or not re.search(r"__(global|local|private|constant)\b", kind):
-                found.add(f"{file}:{line}: error: '{name}' has type '{kind}': MSL needs an address space here")
+                found.add(
+                    f"{file}:{line}: error: '{name}' has type '{kind}': MSL needs an address space here"
+                )
         return sorted(found)
 
 

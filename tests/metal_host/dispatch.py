@@ -18,7 +18,7 @@ OUTPUT, INPUT, INOUT = 0, 1, 2
 RACES, STRICT = 1, 2
 #: Issues whose code address is not one: they name a call site themselves.
 _SITED = frozenset(
-    "simd-divergence barrier-divergence inactive-lane threadgroup-memory deadlock unwritten".split()
+    ["simd-divergence", "barrier-divergence", "inactive-lane", "threadgroup-memory", "deadlock", "unwritten"]
 )
 _CONSTANT_TYPES = {
     "bool": np.uint8, "int": np.int32, "uint": np.uint32, "float": np.float32, "short": np.int16,
@@ -101,7 +101,9 @@ class Library(CompiledSource):
         """Run one dispatch; returns its issues as (kind, text). `threads` or `groups` gives the grid."""
         kernel = self.kernels[name]
         group = _three(group)
-        threads = _three(threads) if threads else tuple(a * b for a, b in zip(_three(groups), group, strict=True))
+        threads = (
+            _three(threads) if threads else tuple(a * b for a, b in zip(_three(groups), group, strict=True))
+        )
         self._set_constants(constants or {})
         wanted = {i for i, p in kernel.parameters if "function_constant" not in p.attributes}
         if missing := wanted - set(buffers):

@@ -8,6 +8,8 @@ import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mlxcel_ext.models.gguf import GGUFFile
 from mlxcel_ext.models.gguf_blocks import AFFINE
@@ -136,6 +138,34 @@ def test_damaged_header_is_a_value_error(file, at, value, text):
     file.write_bytes(data)
     with pytest.raises(ValueError, match=text):
         GGUFFile(file)
+
+
+def test_parts_of_a_split_model_are_refused(tmp_path):
+    path = gguf_files.write(
+        tmp_path / "x.gguf", METADATA | {"split.count": 3}, {"x": (np.zeros((1, 32)), Q.F32)}
+    )
+    with pytest.raises(ValueError, match=r"x\.gguf: one of 3 parts of a model: join them first"):
+        GGUFFile(path)
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # weights may become infinite
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_damage_is_a_value_error_or_harmless(file, data):
+    content = bytearray(file.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at : at + 4] = data.draw(st.binary(min_size=1, max_size=4))
+    damaged = file.with_name("damaged.gguf")
+    damaged.write_bytes(content)
+    message = str(damaged)
+    try:
+        opened = GGUFFile(damaged)
+        for name in opened.tensors:
+            opened.read(name)
+    except ValueError as error:
+        message = str(error)
+    assert str(damaged) in message
 
 
 def test_unknown_types_are_named(tmp_path):

@@ -12,8 +12,8 @@ from tests.support.generate import PagedRunner
 
 NUM_PROMPT, NUM_DECODE = 45, 32
 TOKENS = np.random.default_rng(7).integers(0, tiny_model.VOCAB, NUM_PROMPT + NUM_DECODE).tolist()
-# Sums of f32 in another order, through three layers; logits are of the size of one.
-TOLERANCE = 2e-4
+# Sums of f32 in another order, through three layers: 1e-6 of the largest logit was seen.
+TOLERANCE = 5e-6
 
 
 # Every configuration plain, and every family quantized.
@@ -93,14 +93,17 @@ def test_half_precision_activations(llama, dtype, tolerance):
 
 
 def test_weights_stay_as_they_are_stored(tmp_path):
-    config = tiny_model.CONFIGS["qwen2"]
+    """Loading needs the file's bytes, and those of one layer again where its parts are joined."""
+    config = tiny_model.CONFIGS["qwen2"] | {"num_hidden_layers": 12}
     tiny_model.save(tmp_path, config, tiny_model.as_float16(tiny_model.reference(config)))
+    stored = (tmp_path / "model.safetensors").stat().st_size
     mx.clear_cache()
+    mx.reset_peak_memory()
     before = mx.get_active_memory()
     loaded = load(str(tmp_path), progress=False)
-    stored = (tmp_path / "model.safetensors").stat().st_size
     assert loaded.model.dtype == mx.float32
-    assert mx.get_active_memory() - before < 1.1 * stored
+    assert mx.get_active_memory() - before < 1.05 * stored
+    assert mx.get_peak_memory() - before < 1.2 * stored
 
 
 def test_pools_are_written_in_place(llama):

@@ -7,6 +7,7 @@ import pathlib
 
 import gguf
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
@@ -77,8 +78,6 @@ def test_tied_head_may_be_left_to_the_weights(tmp_path):
 
 def test_parts_may_be_quantized_differently(tmp_path):
     """As mlx-lm's mixed recipes do: v_proj has 8 bits, the embedding none, so q, k and v cannot be joined."""
-    import mlx.nn as nn
-
     config = tiny_model.CONFIGS["llama"]
     model = tiny_model.reference(config)
 
@@ -92,6 +91,18 @@ def test_parts_may_be_quantized_differently(tmp_path):
     rules: dict[str, object] = {"group_size": 32, "bits": 4, "model.embed_tokens": False}
     rules |= {f"model.layers.{i}.self_attn.v_proj": {"group_size": 64, "bits": 8} for i in range(3)}
     change_config(tmp_path, quantization=rules)
+    want = tiny_model.reference_logits(model, TOKENS[:30], 30)
+    assert_logits_close(logits(load(str(tmp_path)).model), want)
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "mxfp8"])
+def test_modes_without_offsets(tmp_path, mode):
+    config = tiny_model.CONFIGS["llama"]
+    model = tiny_model.reference(config)
+    bits = {"mxfp4": 4, "mxfp8": 8}[mode]
+    nn.quantize(model, 32, bits, mode=mode)
+    tiny_model.save(tmp_path, config, model)
+    change_config(tmp_path, quantization={"group_size": 32, "bits": bits, "mode": mode})
     want = tiny_model.reference_logits(model, TOKENS[:30], 30)
     assert_logits_close(logits(load(str(tmp_path)).model), want)
 
@@ -140,6 +151,7 @@ def test_gguf_rope_scaling(as_gguf):
             {"general.architecture": "mamba"},
             r"general\.architecture 'mamba' is not supported. Known: llama, qwen2, qwen3",
         ),
+        ({"tokenizer.chat_template": 7}, r"tokenizer\.chat_template must be a string"),
         ({"llama.expert_count": 8}, r"llama\.expert_count: mixtures of experts are not supported"),
         ({"llama.block_count": 4}, r"the tensor model\.layers\.3\.\S+ is missing"),
         ({"llama.block_count": 2}, r"9 tensors do not belong to a llama model .*model\.layers\.2\."),
@@ -149,6 +161,10 @@ def test_gguf_rope_scaling(as_gguf):
             r"mlp\.gate_proj\.weight has shape \(192, 128\), but .* wants \(64, 128\)",
         ),
         ({"llama.rope.dimension_count": 32}, r"rope\.dimension_count is 32, but heads have 64"),
+        (
+            {"llama.attention.key_length": 32, "llama.rope.dimension_count": 32},
+            r"heads of size 32 are not supported",
+        ),
         ({"llama.rope.scaling.type": "longrope"}, r"type 'longrope' is not supported"),
     ],
 )
@@ -183,7 +199,20 @@ def test_wrong_gguf_is_a_value_error(as_gguf, metadata, text):
             r"quantization_config of method 'gptq' is not supported",
         ),
         ({"layer_types": ["full_attention"], "sliding_window": 9}, r"layer_types must list 3 layers"),
-        ({"rope_scaling": "yarn"}, r"rope_scaling must be an object"),
+        ({"head_dim": 48}, r"heads of size 48 are not supported \(known: 64, "),
+        (
+            {"num_attention_heads": 66, "num_key_value_heads": 2},
+            r"33 query heads share a KV head, at most 32 can",
+        ),
+        ({"rope_scaling": "yarn"}, r"config\.json: rope_scaling must be an object, got 'yarn'"),
+        ({"rope_parameters": [1]}, r"rope_parameters must be an object"),
+        ({"rope_theta": "big"}, r"rope_theta must be a number above 0, got 'big'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "two"}}, r"rope_scaling .* cannot be used"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, r"rope_scaling .* cannot be used"),
+        ({"quantization": 4}, r"quantization must be an object"),
+        ({"quantization": {"bits": 4}}, r"quantization: group_size is missing"),
+        ({"eos_token_id": "</s>"}, r"eos_token_id must be token ids, got '</s>'"),
+        ({"tie_word_embeddings": "no"}, r"tie_word_embeddings must be true or false"),
     ],
 )
 def test_wrong_configuration_is_a_value_error(folder, changes, text):

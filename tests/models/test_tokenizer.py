@@ -261,6 +261,8 @@ def test_folder_errors(tmp_path):
         ({"tokens": None}, r"tokenizer\.ggml\.tokens is missing"),
         ({"merges": None}, r"tokenizer\.ggml\.merges is missing"),
         ({"merges": ["no such"]}, r"tokenizer\.ggml\.merges do not fit the tokens"),
+        ({"tokens": [1, 2]}, r"tokenizer\.ggml\.tokens must be an array of str, got 1"),
+        ({"eos_token_id": "2"}, r"tokenizer\.ggml\.eos_token_id is '2', but there are"),
         ({"token_type": [1]}, r"tokenizer\.ggml\.token_type has 1 entries for \d+ tokens"),
         ({"eos_token_id": 600}, r"tokenizer\.ggml\.eos_token_id is 600, but there are \d+ tokens"),
     ],

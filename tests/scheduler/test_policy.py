@@ -32,7 +32,7 @@ def test_a_tick_has_something_to_do(state: TickState, grant: int, mixed: bool) -
     elif tick is Tick.PREFILL:
         assert state.parked or state.admissible
     else:
-        assert not (state.decoding or state.parked or state.admissible)
+        assert (state.decoding, state.parked, state.admissible) == (0, 0, False)
 
 
 @given(states, st.integers(1, 32))

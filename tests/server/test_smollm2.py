@@ -152,7 +152,13 @@ def test_a_forced_tool_call_parses(client: openai.OpenAI) -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
     messages = [{"role": "user", "content": "What is the weather in Ulm?"}]
     answer = client.chat.completions.create(
-        model="smollm2", messages=messages, tools=tools, tool_choice="required", temperature=0, max_tokens=60
+        model="smollm2",
+        messages=messages,
+        tools=tools,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+        max_tokens=60,
     )
     [call] = answer.choices[0].message.tool_calls
     assert call.function.name == "weather"

@@ -124,7 +124,9 @@ def test_the_schema_of_a_forced_choice_names_the_tools() -> None:
         Tool(FunctionSpec("g")),
     ]
     assert forced_schema(tools, NamedToolChoice(NamedFunction("g"))) == {"type": "object"}
+    assert forced_schema(tools, "required", 1)["maxItems"] == 1
     schema = forced_schema(tools, "required")
+    assert "maxItems" not in schema
     assert [call["properties"]["name"]["const"] for call in schema["items"]["anyOf"]] == ["f", "g"]
 
 

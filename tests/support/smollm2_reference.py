@@ -89,7 +89,9 @@ def prompt_ids(path: pathlib.Path, question: str) -> list[int]:
     tokenizer = Tokenizer.from_gguf(metadata, path.name)
     template = ChatTemplate.from_gguf(metadata, tokenizer.special_tokens)
     assert template is not None
-    return tokenizer.encode(template.render([{"role": "user", "content": question}]), add_special_tokens=False)
+    return tokenizer.encode(
+        template.render([{"role": "user", "content": question}]), add_special_tokens=False
+    )
 
 
 def main() -> None:

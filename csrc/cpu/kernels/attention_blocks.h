@@ -7,6 +7,7 @@
 // elements add tokens in order. So a query row's result does not depend on its tile.
 
 #include <type_traits>
+#include <utility>
 
 #include "cpu/kernels/simd.h"
 
@@ -15,41 +16,73 @@ namespace {
 
 constexpr int kQuad = 4;
 
-/// The sums of four vectors, in one order for all lanes counts of an instruction set.
-inline void store_sums(float* out, vfloat a, vfloat b, vfloat c, vfloat d) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  const vfloat ab = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13) +
-                    __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
-  const vfloat cd = __builtin_shufflevector(c, d, 0, 8, 1, 9, 4, 12, 5, 13) +
-                    __builtin_shufflevector(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
-  const vfloat abcd = __builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) +
-                      __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
-  const __m128 sums =
-      _mm_add_ps(_mm256_castps256_ps128((__m256)abcd), _mm256_extractf128_ps((__m256)abcd, 1));
-  _mm_storeu_ps(out, sums);
-#else
-  out[0] = sum(a);
-  out[1] = sum(b);
-  out[2] = sum(c);
-  out[3] = sum(d);
+/// f(0), ..., f(N - 1) with constant arguments: arrays of vectors indexed by them live in
+/// registers, where GCC 12 keeps those of an unrolled loop on the stack.
+template <int N, class F>
+[[gnu::always_inline]] inline void unroll(F&& f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, I>{}), ...);
+  }(std::make_integer_sequence<int, N>{});
+}
+
+/// The vector itself, in a register: GCC would rather load a row again for every use, and two loads
+/// a cycle are what bounds the loops below.
+[[gnu::always_inline]] inline vfloat in_register(vfloat x) {
+#if defined(__x86_64__)
+  asm("" : "+x"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
 #endif
+  return x;
+}
+
+/// out[i] = the lanes of vector i of four, reduced by `op` in one order for each vector.
+template <class Op>
+[[gnu::always_inline]] inline void reduce(float* out, vfloat a, vfloat b, vfloat c, vfloat d,
+                                          Op op) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const vfloat ab = op(__builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13),
+                       __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15));
+  const vfloat cd = op(__builtin_shufflevector(c, d, 0, 8, 1, 9, 4, 12, 5, 13),
+                       __builtin_shufflevector(c, d, 2, 10, 3, 11, 6, 14, 7, 15));
+  const vfloat abcd = op(__builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13),
+                         __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15));
+  const vfloat all = op(abcd, __builtin_shufflevector(abcd, abcd, 4, 5, 6, 7, 0, 1, 2, 3));
+  std::memcpy(out, &all, kQuad * sizeof(float));
+#else
+  const vfloat in[kQuad] = {a, b, c, d};
+  for (int i = 0; i < kQuad; ++i) {
+    vfloat v = in[i];
+    for (int w = kLanes / 2; w > 0; w /= 2) {
+      vfloat upper = v;
+      for (int l = 0; l < w; ++l) upper[l] = v[l + w];
+      v = op(v, upper);
+    }
+    out[i] = v[0];
+  }
+#endif
+}
+
+[[gnu::always_inline]] inline vfloat add(vfloat a, vfloat b) {
+  return a + b;
 }
 
 /// s[r * stride + t] = <q[r], k[t]> for Rows query rows and four tokens.
 template <int Rows>
 void dot_quad(const float* q, int head_dim, const float* const* k, float* s, int stride) {
+  const float *k0 = k[0], *k1 = k[1], *k2 = k[2], *k3 = k[3];
   vfloat acc[Rows][kQuad] = {};
   for (int d = 0; d < head_dim; d += kLanes) {
-    vfloat key[kQuad];
-    for (int t = 0; t < kQuad; ++t) key[t] = load(k[t] + d);
-    for (int r = 0; r < Rows; ++r) {
-      const vfloat query = load(q + r * head_dim + d);
-      for (int t = 0; t < kQuad; ++t) acc[r][t] += query * key[t];
-    }
+    vfloat query[Rows];
+    unroll<Rows>([&](auto r) { query[r] = in_register(load(q + r * head_dim + d)); });
+    unroll<kQuad>([&](auto t) {
+      const float* row = t == 0 ? k0 : t == 1 ? k1 : t == 2 ? k2 : k3;
+      const vfloat key = in_register(load(row + d));
+      unroll<Rows>([&](auto r) { acc[r][t] += query[r] * key; });
+    });
   }
-  for (int r = 0; r < Rows; ++r) {
-    store_sums(s + r * stride, acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
-  }
+  unroll<Rows>(
+      [&](auto r) { reduce(s + r * stride, acc[r][0], acc[r][1], acc[r][2], acc[r][3], add); });
 }
 
 /// o[r][d] += sum over t in [begin, end) of p[r * stride + t] * v[t][d], tokens in order, for Rows
@@ -58,20 +91,20 @@ template <int Rows, int Vectors>
 void accumulate_columns(float* o, int head_dim, const float* p, int stride, const float* const* v,
                         int begin, int end, int d) {
   vfloat acc[Rows][Vectors];
-  for (int r = 0; r < Rows; ++r) {
-    for (int j = 0; j < Vectors; ++j) acc[r][j] = load(o + r * head_dim + d + j * kLanes);
-  }
+  unroll<Rows>([&](auto r) {
+    unroll<Vectors>([&](auto j) { acc[r][j] = load(o + r * head_dim + d + j * kLanes); });
+  });
   for (int t = begin; t < end; ++t) {
     vfloat value[Vectors];
-    for (int j = 0; j < Vectors; ++j) value[j] = load(v[t] + d + j * kLanes);
-    for (int r = 0; r < Rows; ++r) {
+    unroll<Vectors>([&](auto j) { value[j] = load(v[t] + d + j * kLanes); });
+    unroll<Rows>([&](auto r) {
       const vfloat weight = splat(p[r * stride + t]);
-      for (int j = 0; j < Vectors; ++j) acc[r][j] += weight * value[j];
-    }
+      unroll<Vectors>([&](auto j) { acc[r][j] += weight * value[j]; });
+    });
   }
-  for (int r = 0; r < Rows; ++r) {
-    for (int j = 0; j < Vectors; ++j) store(o + r * head_dim + d + j * kLanes, acc[r][j]);
-  }
+  unroll<Rows>([&](auto r) {
+    unroll<Vectors>([&](auto j) { store(o + r * head_dim + d + j * kLanes, acc[r][j]); });
+  });
 }
 
 template <int Rows>
@@ -85,6 +118,39 @@ void accumulate(float* o, int head_dim, const float* p, int stride, const float*
   for (; d < head_dim; d += kLanes) {
     accumulate_columns<Rows, 1>(o, head_dim, p, stride, v, begin, end, d);
   }
+}
+
+/// Turns kBlock scores of each of Rows rows into weights 2^(score - m), and the rows' maxima m,
+/// denominators l and the factors of what was summed up before accordingly.
+template <int Rows, int Block>
+void online_softmax(float* p, float* m, float* l, float* factor) {
+  vfloat most[kQuad] = {}, total[kQuad] = {};
+  unroll<Rows>([&](auto r) { most[r] = load(p + r * Block); });
+  for (int t = kLanes; t < Block; t += kLanes) {
+    unroll<Rows>([&](auto r) { most[r] = vmax(most[r], load(p + r * Block + t)); });
+  }
+  float largest[kQuad], sums[kQuad], base[Rows], change[kLanes] = {};
+  reduce(largest, most[0], most[1], most[2], most[3], vmax);
+  unroll<Rows>([&](auto r) {
+    const float next = m[r] > largest[r] ? m[r] : largest[r];
+    // A row that has seen nothing: -inf - 0 is -inf, where -inf - -inf would be NaN.
+    base[r] = next == -std::numeric_limits<float>::infinity() ? 0.0f : next;
+    change[r] = m[r] - base[r];
+    m[r] = next;
+  });
+  for (int t = 0; t < Block; t += kLanes) {
+    unroll<Rows>([&](auto r) {
+      const vfloat w = exp2(load(p + r * Block + t) - base[r]);
+      store(p + r * Block + t, w);
+      total[r] += w;
+    });
+  }
+  reduce(sums, total[0], total[1], total[2], total[3], add);
+  store(change, exp2(load(change)));
+  unroll<Rows>([&](auto r) {
+    factor[r] = change[r];
+    l[r] = l[r] * factor[r] + sums[r];
+  });
 }
 
 /// cap * tanh(x / cap) where x and the result are in units of log2(e): x = logit * log2(e).

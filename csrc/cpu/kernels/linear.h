@@ -4,19 +4,28 @@
 
 namespace mlxcel::cpu {
 
-/// Operands of a linear layer, all row-contiguous; their types are in LinearParams.
+/// Operands of a linear layer; shapes and types are in LinearParams.
 struct LinearArrays {
-  const void* x;        // (rows, k)
-  const void* weight;   // (n, k), or (n, k * bits / 32) uint32
-  const void* scales;   // (n, k / group_size), null where dense
+  const void* x;
+  const void* weight;
+  const void* scales;   // null where dense
   const void* offsets;  // the same
-  const void* bias;     // (n), null where there is none
+  const void* bias;     // null where there is none
   void* out;            // (rows, n)
 };
 
-/// Runs on the thread pool. Every out[m, n] is summed in one order, which depends on k alone: runs
-/// of kBlockK products, each run by fused multiply-adds in ascending k, and the runs' sums in
-/// ascending order. So a row of x gives the same bits in any batch and with any number of threads.
+/// Runs on the thread pool. Every out[m, n] is summed in one order, which depends on k and the
+/// format alone: runs of fused multiply-adds in ascending k (a run is a quantization group, or 256
+/// elements where the weight is dense), then the runs in ascending order. So a row of x gives the
+/// same bits in any batch and with any number of threads.
 void linear(const LinearParams& params, const LinearArrays& arrays);
+
+/// Row-major weight, scales and offsets of `from` into the packed layout.
+void pack_linear(const LinearParams& params, const LinearArrays& from, void* weight, void* scales,
+                 void* offsets);
+
+/// out[i, :] = row ids[i] of a packed weight as params.dtype; ids outside [0, n) give NaN.
+void linear_rows(const LinearParams& params, const LinearArrays& arrays, const int32_t* ids,
+                 void* out);
 
 }  // namespace mlxcel::cpu

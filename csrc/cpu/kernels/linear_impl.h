@@ -18,17 +18,23 @@ constexpr int kPanelVectors = 2;
 #endif
 constexpr int kPanelColumns = kPanelVectors * kLanes;
 constexpr int kTaskPanels = kTaskColumns / kPanelColumns;
-static_assert(kTaskPanels * kPanelColumns == kTaskColumns);
+static_assert(kTaskPanels * kPanelColumns == kTaskColumns && kGroupRows % kPanelColumns == 0);
 /// Row tiles that stay in the L2 cache while the panels of a task pass over them: 48 rows are 48
 /// KB.
 constexpr int kTilesInCache = 48 / kTileRows;
 
-/// The f32 values of `n` neighbours.
-template <class T>
-void to_floats(const T* from, int n, float* to) {
-  const int body = n - n % kLanes;
-  for (int i = 0; i < body; i += kLanes) store(to + i, load(from + i));
-  for (int i = body; i < n; ++i) to[i] = to_float(from[i]);
+/// Products that are summed up from zero before they join the total.
+template <WeightFormat F>
+int run_length(const LinearParams& params) {
+  return Format<F>::kQuantized ? params.group_size : kBlockK;
+}
+
+/// The total after a run: sum of x * q over a quantization group needs its scale, and the group's
+/// offset times the sum of x.
+template <bool quantized>
+vfloat add_run(vfloat total, vfloat sum, vfloat scale, vfloat offset, float x_sum) {
+  if constexpr (quantized) return fma(scale, sum, fma(offset, splat(x_sum), total));
+  return total + sum;
 }
 
 inline float bias_at(const LinearParams& params, const LinearArrays& arrays, int n) {
@@ -60,45 +66,92 @@ void store_out(const LinearParams& params, const LinearArrays& arrays, int64_t r
   for (int i = 0; i < count; ++i) out[i] = part[i];
 }
 
-// ---- few rows: each weight is read once and dequantized in registers ----
+// ---- x ----
 
-/// Rows [0, M) of x times rows [n0, n0 + R * kLanes) of the weight. R row groups hide the latency
-/// of a sum's chain of additions: M * R chains run side by side.
-template <WeightFormat F, class T, int M, int R>
-void few_rows_unit(const LinearParams& params, const LinearArrays& arrays, const float* x, int n0) {
-  using Group = RowGroup<F>;
-  Group group[R];
-  for (int r = 0; r < R; ++r) group[r].open(params, arrays, n0 + r * kLanes);
-  vfloat total[M][R] = {};
-  for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
-    const int k1 = smaller(k0 + kBlockK, params.k);
-    for (Group& g : group) g.enter_block(k0);
-    vfloat acc[M][R] = {};
-    for (int k = k0; k < k1; k += Group::kStep) {
-      vuint words[R][kWords];
-      for (int r = 0; r < R; ++r) group[r].load_words(k, k1 - k, words[r]);
-      const int g = group[0].group_in_block(k);
-      const auto multiply = [&](int i, int j) {
-        const int at = k + i * Group::kPerWord + j;
-        vfloat xs[M];
-        for (int m = 0; m < M; ++m) xs[m] = splat(x[static_cast<int64_t>(m) * params.k + at]);
-        for (int r = 0; r < R; ++r) {
-          const vfloat w = group[r].dequantize(words[r][i], j, g);
-          for (int m = 0; m < M; ++m) acc[m][r] = fma(xs[m], w, acc[m][r]);
-        }
-      };
-      if (k1 - k >= Group::kStep) {
-        for (int i = 0; i < kWords; ++i) {
-#pragma GCC unroll 8
-          for (int j = 0; j < Group::kPerWord; ++j) multiply(i, j);
-        }
-      } else {
-        for (int e = 0; e < k1 - k; ++e) multiply(e / Group::kPerWord, e % Group::kPerWord);
+template <class T>
+void widen(const T* from, int n, float* to) {
+  const int body = n - n % kLanes;
+  for (int i = 0; i < body; i += kLanes) store(to + i, load(from + i));
+  for (int i = body; i < n; ++i) to[i] = to_float(from[i]);
+}
+
+/// Sums of x over the quantization groups of one row's elements [0, n): sums[group * stride].
+void sum_groups(const float* x, int n, int group_size, float* sums, int64_t stride) {
+  for (int k = 0; k < n; k += group_size) {
+    vfloat acc = {};
+    for (int i = 0; i < group_size; i += kLanes) acc += load(x + k + i);
+    sums[k / group_size * stride] = sum(acc);
+  }
+}
+
+template <class T>
+void widen_x(const LinearParams& params, const LinearArrays& arrays, float* x, float* sums) {
+  widen(static_cast<const T*>(arrays.x), static_cast<int>(params.rows) * params.k, x);
+  for (int m = 0; m < params.rows && params.group_size; ++m) {
+    sum_groups(x + int64_t{m} * params.k, params.k, params.group_size, sums + m, params.rows);
+  }
+}
+
+/// Order of packed: block of k, tile, element, row of the tile; as multiply_tile reads it.
+template <class T>
+void pack_x(const LinearParams& params, const LinearArrays& arrays, int64_t first, int rows,
+            int begin, int end, float* packed, float* sums) {
+  for (int row = begin * kTileRows; row < smaller(end * kTileRows, rows); ++row) {
+    const int tile_row = row / kTileRows * kTileRows;
+    const int tile_rows = smaller(kTileRows, rows - tile_row);
+    const T* x = static_cast<const T*>(arrays.x) + (first + row) * params.k;
+    for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
+      const int depth = smaller(kBlockK, params.k - k0);
+      float line[kBlockK];
+      widen(x + k0, depth, line);
+      float* to = packed + int64_t{rows} * k0 + int64_t{tile_row} * depth + (row - tile_row);
+      for (int k = 0; k < depth; ++k) to[k * tile_rows] = line[k];
+      if (params.group_size) {
+        sum_groups(line, depth, params.group_size,
+                   sums + int64_t{k0} / params.group_size * rows + row, rows);
       }
     }
-    for (int m = 0; m < M; ++m) {
-      for (int r = 0; r < R; ++r) total[m][r] = k0 == 0 ? acc[m][r] : total[m][r] + acc[m][r];
+  }
+}
+
+// ---- few rows: each weight is read once and unpacked in registers ----
+
+/// Rows [0, M) of x times rows [n0, n0 + R * kLanes) of the weight. R vectors of rows hide the
+/// latency of a sum's chain of additions: M * R chains run side by side.
+template <WeightFormat F, class T, int M, int R>
+void few_rows_unit(const LinearParams& params, const LinearArrays& arrays, const float* x,
+                   const float* sums, int n0) {
+  constexpr bool kQuantized = Format<F>::kQuantized;
+  const int run = run_length<F>(params);
+  Block<F, R * kLanes> block;
+  vfloat total[M][R] = {};
+  for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
+    const int depth = smaller(kBlockK, params.k - k0);
+    block.open(params, arrays, n0, k0, k0 + depth);
+    for (int g = 0, k = 0; k < depth; ++g, k += run) {
+      vfloat sum[M][R] = {};
+      for_each_k(block, k, smaller(k + run, depth),
+                 [&](int at, auto weight) __attribute__((always_inline)) {
+                   vfloat xs[M];
+                   for (int m = 0; m < M; ++m) xs[m] = splat(x[int64_t{m} * params.k + k0 + at]);
+                   for (int r = 0; r < R; ++r) {
+                     const vfloat w = weight(r);
+                     for (int m = 0; m < M; ++m) sum[m][r] = fma(xs[m], w, sum[m][r]);
+                   }
+                 });
+      for (int r = 0; r < R; ++r) {
+        vfloat scale = {}, offset = {};
+        if constexpr (kQuantized) {
+          scale = block.scale(g, r * kLanes);
+          offset = block.offset(g, r * kLanes);
+        }
+        for (int m = 0; m < M; ++m) {
+          const float x_sum = kQuantized ? sums[g * M + m] : 0.0f;
+          total[m][r] = add_run<kQuantized>(total[m][r], sum[m][r], scale, offset, x_sum);
+        }
+      }
     }
+    if constexpr (kQuantized) sums += depth / run * M;
   }
   for (int m = 0; m < M; ++m) {
     for (int r = 0; r < R; ++r) {
@@ -110,197 +163,192 @@ void few_rows_unit(const LinearParams& params, const LinearArrays& arrays, const
 
 template <WeightFormat F, class T, int M>
 void few_rows_units(const LinearParams& params, const LinearArrays& arrays, const float* x,
-                    int begin, int end) {
-  constexpr int kGroups = M <= 2 ? 4 : 2;
-  for (int n0 = begin; n0 < end; n0 += kGroups * kLanes) {
-    few_rows_unit<F, T, M, kGroups>(params, arrays, x, n0);
+                    const float* sums, int begin, int end) {
+  constexpr int kVectors = M <= 2 ? 4 : 2;
+  for (int n0 = begin; n0 < end; n0 += kVectors * kLanes) {
+    few_rows_unit<F, T, M, kVectors>(params, arrays, x, sums, n0);
   }
 }
 
 template <WeightFormat F, class T>
-void few_rows(const LinearParams& params, const LinearArrays& arrays, const float* x, int begin,
-              int end) {
+void few_rows(const LinearParams& params, const LinearArrays& arrays, const float* x,
+              const float* sums, int begin, int end) {
   switch (params.rows) {
     case 1:
-      return few_rows_units<F, T, 1>(params, arrays, x, begin, end);
+      return few_rows_units<F, T, 1>(params, arrays, x, sums, begin, end);
     case 2:
-      return few_rows_units<F, T, 2>(params, arrays, x, begin, end);
+      return few_rows_units<F, T, 2>(params, arrays, x, sums, begin, end);
     case 3:
-      return few_rows_units<F, T, 3>(params, arrays, x, begin, end);
+      return few_rows_units<F, T, 3>(params, arrays, x, sums, begin, end);
     case 4:
-      return few_rows_units<F, T, 4>(params, arrays, x, begin, end);
+      return few_rows_units<F, T, 4>(params, arrays, x, sums, begin, end);
   }
 }
 
-// ---- many rows: panels of dequantized weights, tiles of packed x ----
+// ---- many rows: panels of unpacked weights, tiles of packed x ----
 
-/// panel[k - k0][column]: kPanelColumns rows of the weight, elements [k0, k1), as f32.
+/// kPanelColumns rows of the weight over one block of k.
+struct Panel {
+  float weight[kBlockK][kPanelColumns];
+  float scale[kGroupsInBlock][kPanelColumns];
+  float offset[kGroupsInBlock][kPanelColumns];
+};
+
 template <WeightFormat F>
-void fill_panel(const LinearParams& params, const LinearArrays& arrays, int n0, int k0, int k1,
-                float* panel) {
-  for (int v = 0; v < kPanelVectors; ++v) {
-    RowGroup<F> group;
-    group.open(params, arrays, n0 + v * kLanes);
-    group.enter_block(k0);
-    for (int k = k0; k < k1; k += RowGroup<F>::kStep) {
-      vuint words[kWords];
-      group.load_words(k, k1 - k, words);
-      const int g = group.group_in_block(k);
-      float* to = panel + static_cast<int64_t>(k - k0) * kPanelColumns + v * kLanes;
-      if (k1 - k >= RowGroup<F>::kStep) {
-        for (int i = 0; i < kWords; ++i) {
-#pragma GCC unroll 8
-          for (int j = 0; j < RowGroup<F>::kPerWord; ++j) {
-            store(to, group.dequantize(words[i], j, g));
-            to += kPanelColumns;
-          }
-        }
-      } else {
-        for (int e = 0; e < k1 - k; ++e, to += kPanelColumns) {
-          store(to,
-                group.dequantize(words[e / RowGroup<F>::kPerWord], e % RowGroup<F>::kPerWord, g));
-        }
+void fill_panel(const LinearParams& params, const LinearArrays& arrays, int n0, int k0, int depth,
+                Panel* panel) {
+  Block<F, kPanelColumns> block;
+  block.open(params, arrays, n0, k0, k0 + depth);
+  for_each_k(block, 0, depth, [&](int k, auto weight) __attribute__((always_inline)) {
+    for (int v = 0; v < kPanelVectors; ++v) store(panel->weight[k] + v * kLanes, weight(v));
+  });
+  if constexpr (Format<F>::kQuantized) {
+    for (int g = 0; g * params.group_size < depth; ++g) {
+      for (int c = 0; c < kPanelColumns; c += kLanes) {
+        store(panel->scale[g] + c, block.scale(g, c));
+        store(panel->offset[g] + c, block.offset(g, c));
       }
     }
   }
 }
 
-/// One run of the sums of a tile: x (depth, M) packed, panel (depth, kPanelColumns).
-template <int M>
-void multiply_tile(const float* x, const float* panel, int depth, vfloat (*acc)[kPanelVectors]) {
-  vfloat sum[M][kPanelVectors] = {};
-  for (int k = 0; k < depth; ++k) {
-    vfloat w[kPanelVectors];
-    for (int v = 0; v < kPanelVectors; ++v) w[v] = load(panel + k * kPanelColumns + v * kLanes);
-    for (int m = 0; m < M; ++m) {
-      const vfloat xs = splat(x[k * M + m]);
-      for (int v = 0; v < kPanelVectors; ++v) sum[m][v] = fma(xs, w[v], sum[m][v]);
+/// Adds one block of k to the totals of a tile: x (depth, M) packed; sums (groups, sum_stride);
+/// totals (M, kTaskColumns).
+template <bool quantized, int M>
+void multiply_tile(const float* x, const float* sums, int64_t sum_stride, const Panel& panel,
+                   int depth, int run, bool first, float* totals) {
+  for (int g = 0, k = 0; k < depth; ++g) {
+    vfloat sum[M][kPanelVectors] = {};
+    for (const int end = smaller(k + run, depth); k < end; ++k) {
+      vfloat w[kPanelVectors];
+      for (int v = 0; v < kPanelVectors; ++v) w[v] = load(panel.weight[k] + v * kLanes);
+      for (int m = 0; m < M; ++m) {
+        const vfloat xs = splat(x[k * M + m]);
+        for (int v = 0; v < kPanelVectors; ++v) sum[m][v] = fma(xs, w[v], sum[m][v]);
+      }
     }
-  }
-  for (int m = 0; m < M; ++m) {
-    for (int v = 0; v < kPanelVectors; ++v) acc[m][v] = sum[m][v];
+    for (int v = 0; v < kPanelVectors; ++v) {
+      const vfloat scale = load(panel.scale[g] + v * kLanes);
+      const vfloat offset = load(panel.offset[g] + v * kLanes);
+      for (int m = 0; m < M; ++m) {
+        float* total = totals + m * kTaskColumns + v * kLanes;
+        const vfloat before = first ? vfloat{} : load(total);
+        const float x_sum = quantized ? sums[g * sum_stride + m] : 0.0f;
+        store(total, add_run<quantized>(before, sum[m][v], scale, offset, x_sum));
+      }
+    }
+    first = false;
   }
 }
 
-void multiply_tile(int rows, const float* x, const float* panel, int depth,
-                   vfloat (*sum)[kPanelVectors]) {
+template <bool quantized>
+void multiply_tile(int rows, const float* x, const float* sums, int64_t sum_stride,
+                   const Panel& panel, int depth, int run, bool first, float* totals) {
+  const auto multiply = [&]<int M>() {
+    multiply_tile<quantized, M>(x, sums, sum_stride, panel, depth, run, first, totals);
+  };
   static_assert(kTileRows <= 6);
   switch (rows) {
     case 1:
-      return multiply_tile<1>(x, panel, depth, sum);
+      return multiply.template operator()<1>();
     case 2:
-      return multiply_tile<2>(x, panel, depth, sum);
+      return multiply.template operator()<2>();
     case 3:
-      return multiply_tile<3>(x, panel, depth, sum);
+      return multiply.template operator()<3>();
     case 4:
-      return multiply_tile<4>(x, panel, depth, sum);
+      return multiply.template operator()<4>();
     case 5:
-      return multiply_tile<5>(x, panel, depth, sum);
+      return multiply.template operator()<5>();
     case 6:
-      return multiply_tile<6>(x, panel, depth, sum);
+      return multiply.template operator()<6>();
   }
 }
 
-/// Columns [n0, n0 + kTaskColumns) of `rows` rows that start at `first`; x is packed by pack_rows.
-/// `totals` (rows, kTaskColumns) and `panels` (kBlockK, kTaskColumns) are scratch.
 template <WeightFormat F, class T>
-void many_rows(const LinearParams& params, const LinearArrays& arrays, const float* x,
-               int64_t first, int rows, int n0, float* totals, float* panels) {
+void many_rows(const LinearParams& params, const LinearArrays& arrays, const float* packed,
+               const float* sums, int64_t first, int rows, int n0, float* totals, void* scratch) {
+  constexpr bool kQuantized = Format<F>::kQuantized;
+  Panel* panels = static_cast<Panel*>(scratch);
   const int columns = smaller(kTaskColumns, params.n - n0);
-  const int tiles = (rows + kTileRows - 1) / kTileRows;
+  const int run = run_length<F>(params);
+  const int rows_in_cache = kTilesInCache * kTileRows;
   for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
-    const int k1 = smaller(k0 + kBlockK, params.k);
+    const int depth = smaller(kBlockK, params.k - k0);
     for (int c = 0; c < columns; c += kPanelColumns) {
-      fill_panel<F>(params, arrays, n0 + c, k0, k1, panels + static_cast<int64_t>(c) * kBlockK);
+      fill_panel<F>(params, arrays, n0 + c, k0, depth, panels + c / kPanelColumns);
     }
-    for (int tile0 = 0; tile0 < tiles; tile0 += kTilesInCache) {
+    for (int row0 = 0; row0 < rows; row0 += rows_in_cache) {
       for (int c = 0; c < columns; c += kPanelColumns) {
-        for (int tile = tile0; tile < smaller(tile0 + kTilesInCache, tiles); ++tile) {
-          const int row = tile * kTileRows;
-          const int m_end = smaller(kTileRows, rows - row);
-          vfloat acc[kTileRows][kPanelVectors];
-          // Before block k0, the rows of x take rows * k0 floats; before a tile of a block, row
-          // runs of the block's depth.
-          const float* packed =
-              x + static_cast<int64_t>(rows) * k0 + static_cast<int64_t>(row) * (k1 - k0);
-          multiply_tile(m_end, packed, panels + static_cast<int64_t>(c) * kBlockK, k1 - k0, acc);
-          for (int m = 0; m < m_end; ++m) {
-            for (int v = 0; v < kPanelVectors; ++v) {
-              const int n = c + v * kLanes;
-              float* total = totals + static_cast<int64_t>(row + m) * kTaskColumns + n;
-              const vfloat sum = k0 == 0 ? acc[m][v] : load(total) + acc[m][v];
-              if (k1 < params.k) {
-                store(total, sum);
-              } else if (n0 + n < params.n) {
-                store_out<T>(params, arrays, first + row + m, n0 + n, sum);
-              }
-            }
-          }
+        for (int row = row0; row < smaller(row0 + rows_in_cache, rows); row += kTileRows) {
+          multiply_tile<kQuantized>(smaller(kTileRows, rows - row),
+                                    packed + int64_t{rows} * k0 + int64_t{row} * depth,
+                                    sums + (kQuantized ? int64_t{k0} / run * rows + row : 0), rows,
+                                    panels[c / kPanelColumns], depth, run, k0 == 0,
+                                    totals + int64_t{row} * kTaskColumns + c);
         }
       }
     }
   }
-}
-
-/// Tiles [begin, end) of `rows` rows of x that start at `first`, as f32 in the order in which
-/// multiply_tile reads them: (block of k, tile, element, row of the tile).
-template <class T>
-void pack_rows(const LinearParams& params, const T* x, int64_t first, int rows, int begin, int end,
-               float* packed) {
-  for (int tile = begin; tile < end; ++tile) {
-    const int row = tile * kTileRows;
-    const int m_end = smaller(kTileRows, rows - row);
-    for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
-      const int depth = smaller(kBlockK, params.k - k0);
-      float* to = packed + static_cast<int64_t>(rows) * k0 + static_cast<int64_t>(row) * depth;
-      for (int m = 0; m < m_end; ++m) {
-        float line[kBlockK];
-        to_floats(x + (first + row + m) * params.k + k0, depth, line);
-        for (int k = 0; k < depth; ++k) to[k * m_end + m] = line[k];
-      }
+  for (int row = 0; row < rows; ++row) {
+    for (int c = 0; c < columns; c += kLanes) {
+      store_out<T>(params, arrays, first + row, n0 + c,
+                   load(totals + int64_t{row} * kTaskColumns + c));
     }
   }
 }
 
-// ---- entry points: one per (format, type of x) ----
+// ---- the packed layout ----
 
-template <class T>
-void pack(const LinearParams& params, const LinearArrays& arrays, int64_t first, int rows,
-          int begin, int end, float* packed) {
-  pack_rows(params, static_cast<const T*>(arrays.x), first, rows, begin, end, packed);
+/// Groups of rows [begin, end) of row-major weights.
+void pack_weight(const LinearParams& params, const LinearArrays& from, int begin, int end,
+                 void* weight, void* scales, void* offsets) {
+  const int per_word = values_per_word(params.format);
+  const int64_t row_words = (params.k + per_word - 1) / per_word;
+  const auto pack_scales = [&]<class S>(const void* rows, int group, S* to) {
+    const int groups = params.k / params.group_size;
+    interleave_scales<kGroupRows>(params, static_cast<const S*>(rows), group * kGroupRows, 0,
+                                  groups, to + int64_t{group} * groups * kGroupRows);
+  };
+  for (int group = begin; group < end; ++group) {
+    interleave_words<kGroupRows>(params, from.weight, int64_t{params.k} * 4 / per_word,
+                                 group * kGroupRows, 0, row_words,
+                                 static_cast<uint32_t*>(weight) + group * row_words * kGroupRows);
+    if (params.group_size == 0) continue;
+    if (params.scales == FloatType::f32) {
+      pack_scales(from.scales, group, static_cast<float*>(scales));
+      pack_scales(from.offsets, group, static_cast<float*>(offsets));
+    } else {  // both 16-bit types move alike
+      pack_scales(from.scales, group, static_cast<f16*>(scales));
+      pack_scales(from.offsets, group, static_cast<f16*>(offsets));
+    }
+  }
+}
+
+// ---- the table ----
+
+template <WeightFormat F, class T>
+constexpr LinearKernels kernels_of() {
+  return {kTileRows,        int64_t{kTaskPanels} * sizeof(Panel),
+          &few_rows<F, T>,  &widen_x<T>,
+          &many_rows<F, T>, &pack_x<T>,
+          &pack_weight};
 }
 
 template <class T>
-void widen(const LinearArrays& arrays, int n, float* to) {
-  to_floats(static_cast<const T*>(arrays.x), n, to);
-}
-
-template <class T>
-constexpr LinearKernels kernels_for(WeightFormat format) {
-  LinearKernels k{kTileRows, nullptr, nullptr, &pack<T>, &widen<T>};
+LinearKernels kernels_for(WeightFormat format) {
   switch (format) {
     case WeightFormat::f32:
-      k.few_rows = &few_rows<WeightFormat::f32, T>;
-      k.many_rows = &many_rows<WeightFormat::f32, T>;
-      break;
+      return kernels_of<WeightFormat::f32, T>();
     case WeightFormat::f16:
-      k.few_rows = &few_rows<WeightFormat::f16, T>;
-      k.many_rows = &many_rows<WeightFormat::f16, T>;
-      break;
+      return kernels_of<WeightFormat::f16, T>();
     case WeightFormat::bf16:
-      k.few_rows = &few_rows<WeightFormat::bf16, T>;
-      k.many_rows = &many_rows<WeightFormat::bf16, T>;
-      break;
+      return kernels_of<WeightFormat::bf16, T>();
     case WeightFormat::q4:
-      k.few_rows = &few_rows<WeightFormat::q4, T>;
-      k.many_rows = &many_rows<WeightFormat::q4, T>;
-      break;
+      return kernels_of<WeightFormat::q4, T>();
     case WeightFormat::q8:
-      k.few_rows = &few_rows<WeightFormat::q8, T>;
-      k.many_rows = &many_rows<WeightFormat::q8, T>;
-      break;
+      return kernels_of<WeightFormat::q8, T>();
   }
-  return k;
+  return {};
 }
 
 LinearKernels linear_kernels(WeightFormat format, FloatType dtype) {

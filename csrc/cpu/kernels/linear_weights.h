@@ -1,10 +1,11 @@
 #pragma once
 
-// Readers of weights for linear_impl.h. All formats are read alike: four 32-bit words from each of
-// kLanes rows are transposed, so that a vector holds one word of kLanes rows (lane = row), and a
-// word is unpacked into 1 (f32), 2 (f16, bf16), 4 (q8) or 8 (q4) vectors of neighbours along k.
-// Lanes that are rows make the sum over k run in one lane: its order is the same for every vector
-// width, and there are no horizontal sums.
+// Readers of weights for linear_impl.h. The kernels know one layout: groups of kGroupRows rows of
+// the weight, word by word, [group][word][row in group]. So a vector holds one word of kLanes rows,
+// and a word is unpacked into 1 (f32), 2 (f16, bf16), 4 (q8) or 8 (q4) vectors of neighbours along
+// k. Lanes that are rows make the sum over k run in one lane: its order is the same for every
+// vector width, there are no horizontal sums, and memory is read front to back. Weights in MLX's
+// row-major layout pass through a copy of one block of k.
 
 #include "cpu/kernels/linear_table.h"
 #include "cpu/kernels/simd.h"
@@ -14,7 +15,6 @@ namespace {
 
 constexpr int kMinGroup = 32;
 constexpr int kGroupsInBlock = kBlockK / kMinGroup;
-constexpr int kWords = 4;
 
 // Not std::min: that has external linkage (see CMakeLists.txt on files with their own flags).
 inline int smaller(int a, int b) {
@@ -33,41 +33,18 @@ inline vfloat fma(vfloat a, vfloat b, vfloat c) {
 #endif
 }
 
-/// out[i] holds word i of the rows that start at p[0..kLanes).
-inline void transpose_words(const char* const* p, int64_t offset, vuint* out) {
-#if defined(__AVX2__)
-  const auto pair = [&](int i) {
-    return _mm256_inserti128_si256(
-        _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p[i] + offset))),
-        _mm_loadu_si128(reinterpret_cast<const __m128i*>(p[i + 4] + offset)), 1);
-  };
-  const __m256i a = pair(0), b = pair(1), c = pair(2), d = pair(3);
-  const __m256i ab_lo = _mm256_unpacklo_epi32(a, b), ab_hi = _mm256_unpackhi_epi32(a, b);
-  const __m256i cd_lo = _mm256_unpacklo_epi32(c, d), cd_hi = _mm256_unpackhi_epi32(c, d);
-  out[0] = (vuint)_mm256_unpacklo_epi64(ab_lo, cd_lo);
-  out[1] = (vuint)_mm256_unpackhi_epi64(ab_lo, cd_lo);
-  out[2] = (vuint)_mm256_unpacklo_epi64(ab_hi, cd_hi);
-  out[3] = (vuint)_mm256_unpackhi_epi64(ab_hi, cd_hi);
-#else
-  vuint r[kWords];
-  for (int i = 0; i < kWords; ++i) std::memcpy(&r[i], p[i] + offset, sizeof(vuint));
-  const vuint ab_lo = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
-  const vuint ab_hi = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
-  const vuint cd_lo = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
-  const vuint cd_hi = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-  out[0] = __builtin_shufflevector(ab_lo, cd_lo, 0, 1, 4, 5);
-  out[1] = __builtin_shufflevector(ab_lo, cd_lo, 2, 3, 6, 7);
-  out[2] = __builtin_shufflevector(ab_hi, cd_hi, 0, 1, 4, 5);
-  out[3] = __builtin_shufflevector(ab_hi, cd_hi, 2, 3, 6, 7);
-#endif
+inline vuint load_word(const uint32_t* p) {
+  vuint v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
 }
 
 inline vfloat to_vfloat(vuint v) {
   return __builtin_convertvector((vint)v, vfloat);
 }
 
-/// The f16 in the low half of every word.
-inline vfloat low_half_to_float(vuint v) {
+/// The f16 in the low half of every word; the high halves are zero.
+inline vfloat half_to_float(vuint v) {
 #if defined(__AVX2__)
   const __m256i packed = _mm256_packus_epi32((__m256i)v, (__m256i)v);
   return (vfloat)_mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0b1000)));
@@ -84,7 +61,7 @@ inline vfloat low_half_to_float(vuint v) {
 #endif
 }
 
-/// unpack<j>(word) is the j-th of kPerWord neighbours along k.
+/// unpack(word, j) is the j-th of kPerWord neighbours along k.
 template <WeightFormat>
 struct Format;
 
@@ -109,7 +86,7 @@ template <>
 struct Format<WeightFormat::f16> {
   static constexpr int kPerWord = 2;
   static constexpr bool kQuantized = false;
-  static vfloat unpack(vuint v, int j) { return low_half_to_float(j == 0 ? v & 0xffffu : v >> 16); }
+  static vfloat unpack(vuint v, int j) { return half_to_float(j == 0 ? v & 0xffffu : v >> 16); }
 };
 
 template <>
@@ -126,104 +103,155 @@ struct Format<WeightFormat::q8> {
   static vfloat unpack(vuint v, int j) { return to_vfloat((v >> (8 * j)) & 255u); }
 };
 
-/// kLanes neighbouring rows of the weight: lane i is row n0 + i. Lanes past the last row repeat it;
-/// their results are dropped.
-template <WeightFormat F>
-class RowGroup {
+/// Words [w0, w1) of rows [n0, n0 + Rows) of a row-major weight, as to[word - w0][row]. Rows past
+/// the last repeat it. A row ends after `row_bytes`, which may be in the middle of a word.
+template <int Rows>
+void interleave_words(const LinearParams& params, const void* weight, int64_t row_bytes, int n0,
+                      int64_t w0, int64_t w1, uint32_t* to) {
+  const char* p[Rows];
+  for (int i = 0; i < Rows; ++i) {
+    p[i] = static_cast<const char*>(weight) + smaller(n0 + i, params.n - 1) * row_bytes;
+  }
+  int64_t w = w0;
+  for (; (w + 4) * 4 <= row_bytes && w + 4 <= w1; w += 4, to += 4 * Rows) {
+    typedef uint32_t word4 __attribute__((vector_size(16)));
+    for (int half = 0; half < Rows; half += 4) {
+      word4 r[4];
+      for (int i = 0; i < 4; ++i) std::memcpy(&r[i], p[half + i] + 4 * w, 16);
+      const word4 ab_lo = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
+      const word4 ab_hi = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+      const word4 cd_lo = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
+      const word4 cd_hi = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+      const word4 out[4] = {__builtin_shufflevector(ab_lo, cd_lo, 0, 1, 4, 5),
+                            __builtin_shufflevector(ab_lo, cd_lo, 2, 3, 6, 7),
+                            __builtin_shufflevector(ab_hi, cd_hi, 0, 1, 4, 5),
+                            __builtin_shufflevector(ab_hi, cd_hi, 2, 3, 6, 7)};
+      for (int i = 0; i < 4; ++i) std::memcpy(to + i * Rows + half, &out[i], 16);
+    }
+  }
+  for (; w < w1; ++w, to += Rows) {
+    for (int i = 0; i < Rows; ++i) {
+      to[i] = 0;
+      std::memcpy(to + i, p[i] + 4 * w, smaller(4, static_cast<int>(row_bytes - 4 * w)));
+    }
+  }
+}
+
+/// Scales (or offsets) of quantization groups [g0, g1) of the same rows, as to[group - g0][row].
+template <int Rows, class S>
+void interleave_scales(const LinearParams& params, const S* scales, int n0, int g0, int g1, S* to) {
+  const int64_t groups = params.k / params.group_size;
+  for (int i = 0; i < Rows; ++i) {
+    const S* row = scales + smaller(n0 + i, params.n - 1) * groups;
+    for (int g = g0; g < g1; ++g) to[(g - g0) * Rows + i] = row[g];
+  }
+}
+
+/// One block of k of `Rows` rows, ready for the kernels. Rows divides kGroupRows.
+template <WeightFormat F, int Rows>
+class Block {
  public:
   static constexpr int kPerWord = Format<F>::kPerWord;
-  static constexpr int kStep = kWords * kPerWord;  // elements of a row in one transposed load
   static constexpr bool kQuantized = Format<F>::kQuantized;
 
-  void open(const LinearParams& params, const LinearArrays& arrays, int n0) {
-    const int64_t row_bytes = static_cast<int64_t>(params.k) * 4 / kPerWord;
-    params_ = &params;
-    for (int i = 0; i < kLanes; ++i) {
-      row_[i] = smaller(n0 + i, params.n - 1);
-      p_[i] = static_cast<const char*>(arrays.weight) + row_[i] * row_bytes;
+  /// Elements [k0, k1) of rows [n0, n0 + Rows), of which the first exists; n0 is a multiple of
+  /// Rows, k0 of kBlockK.
+  void open(const LinearParams& params, const LinearArrays& arrays, int n0, int k0, int k1) {
+    const int64_t row_words = (params.k + kPerWord - 1) / kPerWord;
+    const int64_t w0 = k0 / kPerWord;
+    if (params.packed) {
+      stride_ = kGroupRows;
+      words_ = static_cast<const uint32_t*>(arrays.weight) +
+               (n0 / kGroupRows * row_words + w0) * kGroupRows + n0 % kGroupRows;
+    } else {
+      stride_ = Rows;
+      interleave_words<Rows>(params, arrays.weight, int64_t{params.k} * 4 / kPerWord, n0, w0,
+                             (k1 + kPerWord - 1) / kPerWord, copy_);
+      words_ = copy_;
     }
-    scales_ = arrays.scales;
-    offsets_ = arrays.offsets;
-  }
-
-  /// Prepares the scales of elements [k0, k0 + kBlockK).
-  void enter_block(int k0) {
     if constexpr (kQuantized) {
-      switch (params_->scales) {
-        case FloatType::f32:
-          return load_groups<float>(k0);
-        case FloatType::f16:
-          return load_groups<f16>(k0);
-        case FloatType::bf16:
-          return load_groups<bf16>(k0);
+      type_ = params.scales;
+      if (type_ == FloatType::f32) {
+        open_scales<float>(params, arrays, n0, k0, k1);
+      } else {
+        open_scales<f16>(params, arrays, n0, k0, k1);
       }
     }
   }
 
-  /// Words of elements [k, k + kStep), where `valid` of them exist.
-  void load_words(int k, int valid, vuint* words) const {
-    if (valid >= kStep) {
-      transpose_words(p_, static_cast<int64_t>(k) * 4 / kPerWord, words);
-      return;
-    }
-    // The end of dense rows whose length is no multiple of kStep: nothing past a row is read.
-    char tail[kLanes][16] = {};
-    const char* p[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      std::memcpy(tail[i], p_[i] + static_cast<int64_t>(k) * 4 / kPerWord, valid * 4 / kPerWord);
-      p[i] = tail[i];
-    }
-    transpose_words(p, 0, words);
-  }
+  vuint word(int w, int row) const { return load_word(words_ + w * stride_ + row); }
 
-  int group_in_block(int k) const {
-    if constexpr (kQuantized) return k % kBlockK / params_->group_size;
-    return 0;
-  }
-
-  vfloat dequantize(vuint word, int j, int group) const {
-    const vfloat q = Format<F>::unpack(word, j);
-    if constexpr (kQuantized) return fma(q, scale_[group], offset_[group]);
-    return q;
-  }
+  /// Of quantization group g of the block.
+  vfloat scale(int g, int row) const { return load_scale(scales_, g * stride_ + row); }
+  vfloat offset(int g, int row) const { return load_scale(offsets_, g * stride_ + row); }
 
  private:
-  template <class S>
-  void load_groups(int k0) {
-    const int groups = params_->k / params_->group_size;
-    const int first = k0 / params_->group_size;
-    const int count = smaller(kBlockK / params_->group_size, groups - first);
-    const auto transpose = [&](const void* from, vfloat* to) {
-      float rows[kLanes][kGroupsInBlock];
-      const char* p[kLanes];
-      for (int i = 0; i < kLanes; ++i) {
-        const S* row = static_cast<const S*>(from) + row_[i] * groups + first;
-        S part[kGroupsInBlock] = {};
-        if (count < kGroupsInBlock) {  // nothing past a row is read
-          for (int g = 0; g < count; ++g) part[g] = row[g];
-          row = part;
-        }
-        for (int g = 0; g < kGroupsInBlock; g += kLanes) store(rows[i] + g, load(row + g));
-        p[i] = reinterpret_cast<const char*>(rows[i]);
-      }
-      for (int g = 0; g < kGroupsInBlock; g += kWords) {
-        vuint words[kWords];
-        transpose_words(p, g * sizeof(float), words);
-        for (int i = 0; i < kWords; ++i) to[g + i] = (vfloat)words[i];
-      }
-    };
-    transpose(scales_, scale_);
-    transpose(offsets_, offset_);
+  template <class S>  // float, or f16 for both 16-bit types
+  void open_scales(const LinearParams& params, const LinearArrays& arrays, int n0, int k0, int k1) {
+    const S* scales = static_cast<const S*>(arrays.scales);
+    const S* offsets = static_cast<const S*>(arrays.offsets);
+    const int g0 = k0 / params.group_size, g1 = k1 / params.group_size;
+    if (params.packed) {
+      const int64_t groups = params.k / params.group_size;
+      const int64_t at = (n0 / kGroupRows * groups + g0) * kGroupRows + n0 % kGroupRows;
+      scales_ = scales + at;
+      offsets_ = offsets + at;
+    } else {
+      interleave_scales<Rows>(params, scales, n0, g0, g1, reinterpret_cast<S*>(scale_copy_));
+      interleave_scales<Rows>(params, offsets, n0, g0, g1, reinterpret_cast<S*>(offset_copy_));
+      scales_ = scale_copy_;
+      offsets_ = offset_copy_;
+    }
   }
 
-  const LinearParams* params_;
-  int64_t row_[kLanes];
-  const char* p_[kLanes];
+  vfloat load_scale(const void* p, int i) const {
+    switch (type_) {
+      case FloatType::f32:
+        return load(static_cast<const float*>(p) + i);
+      case FloatType::f16:
+        return load(static_cast<const f16*>(p) + i);
+      case FloatType::bf16:
+        return load(static_cast<const bf16*>(p) + i);
+    }
+    return vfloat{};
+  }
+
+  int stride_;  // rows from one word to the next
+  const uint32_t* words_;
   const void* scales_;
   const void* offsets_;
-  vfloat scale_[kGroupsInBlock];
-  vfloat offset_[kGroupsInBlock];
+  FloatType type_;
+  alignas(64) uint32_t copy_[kBlockK / kPerWord * Rows];
+  alignas(64) char scale_copy_[kGroupsInBlock * Rows * 4];
+  alignas(64) char offset_copy_[kGroupsInBlock * Rows * 4];
 };
+
+/// Calls step(k, weight) for elements k in [begin, end) of a block in ascending order; weight(r) is
+/// the r-th vector of kLanes neighbouring rows, not scaled yet. begin is a multiple of kPerWord.
+template <WeightFormat F, int Rows, class Step>
+[[gnu::always_inline]] inline void for_each_k(const Block<F, Rows>& block, int begin, int end,
+                                              const Step& step) {
+  constexpr int kPerWord = Format<F>::kPerWord;
+  constexpr int kVectors = Rows / kLanes;
+  vuint words[kVectors];
+  int w = begin / kPerWord;
+  const auto load_words = [&]() __attribute__((always_inline)) {
+    for (int r = 0; r < kVectors; ++r) words[r] = block.word(w, r * kLanes);
+  };
+  for (; (w + 1) * kPerWord <= end; ++w) {
+    load_words();
+#pragma GCC unroll 8
+    for (int j = 0; j < kPerWord; ++j) {
+      step(w * kPerWord + j,
+           [&](int r) __attribute__((always_inline)) { return Format<F>::unpack(words[r], j); });
+    }
+  }
+  if (w * kPerWord < end) {  // a dense row of odd length ends in the first half of a word
+    load_words();
+    step(w * kPerWord,
+         [&](int r) __attribute__((always_inline)) { return Format<F>::unpack(words[r], 0); });
+  }
+}
 
 }  // namespace
 }  // namespace mlxcel::cpu

@@ -31,9 +31,11 @@ void run_tiles(const PagedAttentionParams& params, const AttentionInputs& in,
 }  // namespace
 
 float* attention_scratch(size_t n) {
+  constexpr size_t kLine = 64;
   static thread_local std::vector<float> memory;
-  if (memory.size() < n) memory.resize(n);
-  return memory.data();
+  if (memory.size() < n + kLine / sizeof(float)) memory.resize(n + kLine / sizeof(float));
+  const auto address = reinterpret_cast<uintptr_t>(memory.data());
+  return reinterpret_cast<float*>((address + kLine - 1) / kLine * kLine);
 }
 
 void paged_attention(const PagedAttentionParams& params, const AttentionInputs& in, void* out,

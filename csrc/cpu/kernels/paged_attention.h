@@ -30,7 +30,7 @@ void paged_attention(const PagedAttentionParams& params, const AttentionInputs& 
 void paged_attention_partial(const PagedAttentionParams& params, const AttentionInputs& in,
                              float* v, float* lse);
 
-/// At least n floats that belong to the calling thread until its next call.
+/// At least n floats from the start of a cache line on, the calling thread's until its next call.
 float* attention_scratch(size_t n);
 
 }  // namespace mlxcel::cpu

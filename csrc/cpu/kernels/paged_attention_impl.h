@@ -29,12 +29,12 @@ namespace {
 /// steps of a query row do not depend on its tile.
 constexpr int kBlock = 64;
 
-/// Tokens whose V rows are converted at a time: 16 rows of 128 are 8 KB, a quarter of L1.
-constexpr int kValueBlock = 16;
+/// Tokens whose V rows are gathered at a time: 32 rows of 128 are 16 KB, half of L1.
+constexpr int kValueBlock = 32;
 
-/// Query rows whose scores are computed against all of a block before the next rows are: 16 rows of
-/// 128 stay in L1.
-constexpr int kRowBlock = 16;
+/// Query rows whose scores are computed against all of a block before the next rows are: 18 rows of
+/// 128, nine KB, stay in L1.
+constexpr int kRowBlock = 18;
 
 /// Adds a sink to a state: its denominator grows by 2^sink. The same in the direct path and after a
 /// merge, so that both give the same bits.
@@ -47,24 +47,29 @@ inline float add_sink(float* v, int head_dim, float lse, float sink) {
   return most + std::log2(std::exp2(lse - most) + std::exp2(sink - most));
 }
 
-/// Working memory of one tile.
+/// Working memory of one tile. head_dim is a multiple of 16, so that all rows begin on a cache
+/// line.
 struct TileMemory {
   TileMemory(int rows, int head_dim) {
     const size_t row = head_dim;
-    q = attention_scratch(rows * (2 * row + kBlock + 2) + kValueBlock * row);
+    q = attention_scratch(rows * (2 * row + kBlock + 4) + kBlock * row);
     o = q + rows * row;
     p = o + rows * row;
-    m = p + static_cast<size_t>(rows) * kBlock;
+    gathered = p + static_cast<size_t>(rows) * kBlock;
+    m = gathered + kBlock * row;
     l = m + rows;
-    converted = l + rows;
+    from = reinterpret_cast<int32_t*>(l + rows);
+    to = from + rows;
   }
 
-  float* q;          // (rows, head_dim), times sm_scale * log2(e)
-  float* o;          // (rows, head_dim), not normalised
-  float* p;          // (rows, kBlock) scores, then weights
-  float* m;          // (rows) running maximum
-  float* l;          // (rows) running denominator
-  float* converted;  // K or V rows in f32
+  float* q;         // (rows, head_dim), times sm_scale * log2(e)
+  float* o;         // (rows, head_dim), not normalised
+  float* p;         // (rows, kBlock) scores, then weights
+  float* gathered;  // (kBlock, head_dim) K or V rows in f32
+  float* m;         // (rows) running maximum
+  float* l;         // (rows) running denominator
+  int32_t* from;    // (rows) tokens [from, to) of the current block that the row sees
+  int32_t* to;
 };
 
 /// One tile for one KV head: query rows r = token * group_size + head of the group.
@@ -88,7 +93,6 @@ class TileRun {
     const int64_t kv_end = num_pages > 0 ? (num_pages - 1) * size + in.kv_last_page_len[r] : 0;
     begin_ = std::max<int64_t>(tile.page_begin * size, first_);
     end_ = std::min<int64_t>(tile.page_end * size, kv_end);
-    kv_end_ = kv_end;
     const int32_t qo_begin = in.qo_indptr != nullptr ? in.qo_indptr[r] : r;
     const int32_t qo_len = in.qo_indptr != nullptr ? in.qo_indptr[r + 1] - qo_begin : 1;
     own_ = kv_end - qo_len + (tile.q_begin - qo_begin);
@@ -108,9 +112,10 @@ class TileRun {
     std::fill(mem_.o, mem_.o + static_cast<int64_t>(rows_) * dim_, 0.0f);
     std::fill(mem_.m, mem_.m + rows_, kMinusInfinity);
     std::fill(mem_.l, mem_.l + rows_, 0.0f);
-    const int64_t low = lowest(0), high = highest(tile_.q_len - 1);
-    for (int64_t block = low / kBlock * kBlock; block < high; block += kBlock) {
-      step(block, std::max(low, block), std::min(high, block + kBlock));
+    const int64_t low = lowest(0);
+    high_ = highest(tile_.q_len - 1);
+    for (int64_t block = low / kBlock * kBlock; block < high_; block += kBlock) {
+      step(block, std::max(low, block), std::min(high_, block + kBlock));
     }
   }
 
@@ -150,14 +155,25 @@ class TileRun {
   }
   int64_t highest(int i) const { return params_.causal != 0 ? std::min(end_, own_ + i + 1) : end_; }
 
+  /// Elements from the start of a pool's head to token t of the request.
+  int64_t place(int64_t t) const {
+    const int shift = __builtin_ctz(params_.page_size);
+    return static_cast<int64_t>(pages_[t >> shift]) * params_.stride_page +
+           (t & (params_.page_size - 1)) * params_.stride_token;
+  }
+
+  /// Brings a row into L2. Rows lie a page or more apart, where the hardware does not follow.
+  void prefetch(const T* row) const {
+    for (int d = 0; d < dim_; d += 64 / static_cast<int>(sizeof(T))) {
+      __builtin_prefetch(row + d, 0, 2);
+    }
+  }
+
   /// Rows of tokens [begin, end) of a block that starts at `block`; entries that round the range up
   /// to whole quads repeat a valid row, so that nothing outside the range is read.
   void point(int64_t block, int64_t begin, int64_t end) {
-    const int shift = __builtin_ctz(params_.page_size);
-    const int64_t mask = params_.page_size - 1;
     for (int64_t t = begin; t < end; ++t) {
-      const int64_t at = static_cast<int64_t>(pages_[t >> shift]) * params_.stride_page +
-                         (t & mask) * params_.stride_token;
+      const int64_t at = place(t);
       keys_[t - block] = k_ + at;
       values_[t - block] = v_ + at;
     }
@@ -170,124 +186,140 @@ class TileRun {
   /// One step of the online softmax over tokens [begin, end) of a block.
   void step(int64_t block, int64_t begin, int64_t end) {
     point(block, begin, end);
-    scores();
     for (int i = 0; i < tile_.q_len; ++i) {
-      const int from = static_cast<int>(std::max(lowest(i), block) - block);
-      const int to = static_cast<int>(std::min(highest(i), block + kBlock) - block);
-      for (int r = i * group_; r < (i + 1) * group_; ++r) softmax(r, from, to);
+      const auto inside = [block](int64_t t) {
+        return static_cast<int32_t>(std::clamp<int64_t>(t - block, 0, kBlock));
+      };
+      const int32_t from = inside(lowest(i)), to = inside(highest(i));
+      std::fill_n(mem_.from + i * group_, group_, from);
+      std::fill_n(mem_.to + i * group_, group_, std::max(from, to));
     }
+    scores();
+    by_rows<4>(0, rows_, [&](auto rows, int r) { softmax<rows>(r); });
     weigh_values(block);
+  }
+
+  /// f(R, r) for groups [r, r + R) of rows that cover [begin, end), R <= Most. Four rows in threes
+  /// are two and two.
+  template <int Most, class F>
+  static void by_rows(int begin, int end, F&& f) {
+    int r = begin;
+    while (end - r >= Most && !(Most == 3 && end - r == 4)) {
+      f(std::integral_constant<int, Most>{}, r);
+      r += Most;
+    }
+    if constexpr (Most == 3) {
+      if (end - r == 4) {
+        f(std::integral_constant<int, 2>{}, r);
+        r += 2;
+      }
+    }
+    if constexpr (Most > 1) {
+      if (r < end) by_rows<Most - 1>(r, end, f);
+    }
   }
 
   void scores() {
     for (int r0 = 0; r0 < rows_; r0 += kRowBlock) {
       const int r1 = std::min(rows_, r0 + kRowBlock);
       for (int t = from_ & -kQuad; t < to_; t += kQuad) {
-        const float* key[kQuad];
-        for (int j = 0; j < kQuad; ++j) key[j] = as_float(keys_[t + j], j);
-        int r = r0;
-        for (; r + 2 <= r1; r += 2) {
-          dot_quad<2>(mem_.q + r * dim_, dim_, key, mem_.p + r * kBlock + t, kBlock);
+        if (r0 == 0) {
+          for (int j = t; j < t + kQuad; ++j) key_[j] = key_row(keys_[j], j);
+          for (int j = std::max(t, from_); j < std::min(t + kQuad, to_); ++j) prefetch(values_[j]);
         }
-        if (r < r1) dot_quad<1>(mem_.q + r * dim_, dim_, key, mem_.p + r * kBlock + t, kBlock);
+        const float* const* key = key_ + t;
+        by_rows<3>(r0, r1, [&](auto rows, int r) {
+          dot_quad<rows>(mem_.q + r * dim_, dim_, key, mem_.p + r * kBlock + t, kBlock);
+        });
       }
     }
   }
 
-  /// `row` itself, or its conversion in place `index` of the scratch memory.
-  const float* as_float(const T* row, int index) {
+  /// A K row in f32: itself where few query rows read it, else gathered.
+  const float* key_row(const T* row, int index) {
     if constexpr (std::is_same_v<T, float>) {
-      return row;
-    } else {
-      float* to = mem_.converted + index * dim_;
-      for (int d = 0; d < dim_; d += kLanes) store(to + d, load(row + d));
-      return to;
+      if (rows_ <= 4) return row;
     }
+    return gather(row, index);
   }
 
-  /// Turns row r's scores into weights of tokens [from, to) of the block, 0 elsewhere.
-  void softmax(int r, int from, int to) {
-    if (from >= to) return;
-    float* p = mem_.p + r * kBlock;
-    if (params_.logits_soft_cap > 0.0f) {
-      for (int t = from & -kLanes; t < to; t += kLanes) {
-        store(p + t, soft_cap(load(p + t), params_.logits_soft_cap));
+  const float* gather(const T* row, int index) {
+    float* to = mem_.gathered + index * dim_;
+    for (int d = 0; d < dim_; d += kLanes) store(to + d, load(row + d));
+    return to;
+  }
+
+  /// Turns the scores of rows [r, r + Rows) into weights, 0 where a row does not see.
+  template <int Rows>
+  void softmax(int r) {
+    for (int i = r; i < r + Rows; ++i) {
+      float* p = mem_.p + i * kBlock;
+      if (params_.logits_soft_cap > 0.0f) {
+        for (int t = 0; t < kBlock; t += kLanes) {
+          store(p + t, soft_cap(load(p + t), params_.logits_soft_cap));
+        }
       }
+      for (int t = 0; t < mem_.from[i]; ++t) p[t] = kMinusInfinity;
+      for (int t = mem_.to[i]; t < kBlock; ++t) p[t] = kMinusInfinity;
     }
-    std::fill(p, p + from, kMinusInfinity);
-    std::fill(p + to, p + kBlock, kMinusInfinity);
-    vfloat most = load(p);
-    for (int t = kLanes; t < kBlock; t += kLanes) most = vmax(most, load(p + t));
-    const float m = std::max(mem_.m[r], max(most));
-    const float base = m == kMinusInfinity ? 0.0f : m;
-    vfloat total = {};
-    for (int t = 0; t < kBlock; t += kLanes) {
-      const vfloat w = exp2(load(p + t) - base);
-      store(p + t, w);
-      total += w;
-    }
-    const float scale = exp2(splat(mem_.m[r] - base))[0];
-    mem_.l[r] = mem_.l[r] * scale + sum(total);
-    mem_.m[r] = m;
-    if (scale != 1.0f) {
-      float* o = mem_.o + r * dim_;
-      for (int d = 0; d < dim_; d += kLanes) store(o + d, load(o + d) * scale);
+    float factor[Rows];
+    online_softmax<Rows, kBlock>(mem_.p + r * kBlock, mem_.m + r, mem_.l + r, factor);
+    for (int i = 0; i < Rows; ++i) {
+      if (factor[i] == 1.0f) continue;
+      float* o = mem_.o + (r + i) * dim_;
+      for (int d = 0; d < dim_; d += kLanes) store(o + d, load(o + d) * factor[i]);
     }
   }
 
-  /// Adds the weighted values. A row never reads tokens that it does not see: 0 * NaN is NaN.
+  /// Adds the weighted values. V rows are gathered into dense memory: in the pool, the rows of
+  /// consecutive tokens may be 4 KB apart and would evict each other from L1.
   void weigh_values(int64_t block) {
     const float* value[kBlock];
     for (int t0 = from_ & -kValueBlock; t0 < to_; t0 += kValueBlock) {
       const int begin = std::max(t0, from_), end = std::min(t0 + kValueBlock, to_);
-      for (int t = begin; t < end; ++t) value[t] = as_float(values_[t], t - t0);
-      int r = 0;
-      for (; r + 4 <= rows_; r += 4) weigh_rows<4>(r, block, value, begin, end);
-      for (; r < rows_; ++r) weigh_rows<1>(r, block, value, begin, end);
+      for (int t = begin; t < end; ++t) {
+        value[t] = gather(values_[t], t - t0);
+        if (block + kBlock + t < high_) prefetch(k_ + place(block + kBlock + t));
+      }
+      by_rows<4>(0, rows_, [&](auto rows, int r) { weigh_rows<rows>(r, value, begin, end); });
     }
   }
 
+  /// Adds tokens [begin, end) to rows [r, r + Rows). A row never reads tokens that it does not see:
+  /// 0 * NaN is NaN.
   template <int Rows>
-  void weigh_rows(int r, int64_t block, const float* const* value, int begin, int end) {
-    const auto from = [&](int row) {
-      return static_cast<int>(std::max<int64_t>(lowest(row / group_) - block, begin));
-    };
-    const auto to = [&](int row) {
-      return static_cast<int>(std::min<int64_t>(highest(row / group_) - block, end));
-    };
+  void weigh_rows(int r, const float* const* value, int begin, int end) {
     float* o = mem_.o + r * dim_;
     const float* p = mem_.p + r * kBlock;
-    if constexpr (Rows == 1) {
-      accumulate<1>(o, dim_, p, kBlock, value, from(r), to(r));
-    } else {
-      // Later rows start and end later: what all see is together, the rest row by row.
-      const int common_from = from(r + Rows - 1), common_to = std::max(common_from, to(r));
-      for (int i = 0; i < Rows; ++i) {
-        accumulate<1>(o + i * dim_, dim_, p + i * kBlock, kBlock, value, from(r + i),
-                      std::min(common_from, to(r + i)));
-      }
-      accumulate<Rows>(o, dim_, p, kBlock, value, common_from, common_to);
-      for (int i = 0; i < Rows; ++i) {
-        accumulate<1>(o + i * dim_, dim_, p + i * kBlock, kBlock, value,
-                      std::max(common_to, from(r + i)), to(r + i));
-      }
-    }
+    const int32_t *from = mem_.from + r, *to = mem_.to + r;
+    // Later rows start and end later: what all of them see is done together, the rest row by row.
+    const int all_begin = std::max(begin, from[Rows - 1]);
+    const int all_end = std::max(all_begin, std::min(end, to[0]));
+    const auto alone = [&](int i, int first, int last) {
+      accumulate<1>(o + i * dim_, dim_, p + i * kBlock, kBlock, value, std::max(first, from[i]),
+                    std::min(last, to[i]));
+    };
+    for (int i = 0; Rows > 1 && i < Rows; ++i) alone(i, begin, std::min(all_begin, end));
+    accumulate<Rows>(o, dim_, p, kBlock, value, all_begin, all_end);
+    for (int i = 0; Rows > 1 && i < Rows; ++i) alone(i, all_end, end);
   }
 
   const PagedAttentionParams& params_;
   const AttentionTile& tile_;
   int kv_head_, group_, rows_, dim_;
   TileMemory mem_;
-  const int32_t* pages_;    // page ids of the request
-  int64_t begin_, end_;     // tokens of the tile's span
-  int64_t first_, kv_end_;  // tokens of the request
-  int64_t own_;             // the token that the tile's first query is
+  const int32_t* pages_;  // page ids of the request
+  int64_t begin_, end_;   // tokens of the tile's span
+  int64_t first_;         // the request's first token
+  int64_t high_;          // one past the last token that a query of the tile sees
+  int64_t own_;           // the token that the tile's first query is
   const T* k_;
   const T* v_;
   const T* q_in_;
   int from_, to_;  // tokens of the current block
   const T* keys_[kBlock];
   const T* values_[kBlock];
+  const float* key_[kBlock];  // K rows in f32
 };
 
 template <class T>

@@ -60,11 +60,8 @@ void edit_logits(const EditLogitsParams& params, const void* logits, const EditR
 void count_tokens(const CountTokensParams& params, const int32_t* rows, const int32_t* ids,
                   uint32_t* counts) {
   const auto valid = [&](int32_t row) { return row >= 0 && row < params.num_rows; };
-  if (params.reset) {
-    for (int32_t i = 0; i < params.num_tokens; ++i) {
-      if (!valid(rows[i]) || (i > 0 && rows[i] == rows[i - 1])) continue;
-      std::fill_n(counts + int64_t{rows[i]} * params.vocab, params.vocab, 0u);
-    }
+  if (params.reset && params.num_tokens > 0 && valid(rows[0])) {
+    std::fill_n(counts + int64_t{rows[0]} * params.vocab, params.vocab, 0u);
   }
   for (int32_t i = 0; i < params.num_tokens; ++i) {
     if (!valid(rows[i]) || ids[i] < 0 || ids[i] >= params.vocab) continue;

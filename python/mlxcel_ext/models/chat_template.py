@@ -66,6 +66,10 @@ class ChatTemplate:
         """From tokenizer.chat_template; None where the file has none."""
         source = metadata.get("tokenizer.chat_template")
         tools = metadata.get("tokenizer.chat_template.tool_use")
+        if not isinstance(source, str | None) or not isinstance(tools, str | None):
+            raise ValueError(
+                f"[load] tokenizer.chat_template must be a string, got {source!r} and {tools!r}."
+            )
         return cls(source, special_tokens, tool_source=tools) if source else None
 
     def render(

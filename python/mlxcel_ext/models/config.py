@@ -83,6 +83,21 @@ class Fields:
             raise ValueError(f"[load] {self._where(name)} must be a string, got {value!r}.")
         return value
 
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """An object; empty where it is missing or null."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise ValueError(f"[load] {self._where(name)} must be an object, got {value!r}.")
+        return value or {}
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """Ids as configuration files write them: one, a list or null."""
+        value = self.get(name)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+            raise ValueError(f"[load] {self._where(name)} must be token ids, got {value!r}.")
+        return tuple(dict.fromkeys(ids))
+
     def get(self, name: str) -> Any:
         """The value, or None where it is missing or null."""
         return self.values.get(self.prefix + name)
@@ -110,14 +125,6 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return value
 
 
-def token_ids(value: Any) -> tuple[int, ...]:
-    """End-of-sequence ids as config files write them: one, a list or null."""
-    if value is None:
-        return ()
-    values = value if isinstance(value, list) else [value]
-    return tuple(dict.fromkeys(int(v) for v in values if v is not None))
-
-
 def from_folder(folder: pathlib.Path, families: Mapping[str, Any]) -> ModelConfig:
     """Configuration of a Hugging Face or MLX folder.
 
@@ -143,14 +150,13 @@ def from_folder(folder: pathlib.Path, families: Mapping[str, Any]) -> ModelConfi
     hidden = f.integer("hidden_size")
     head_dim = f.integer("head_dim", hidden // heads)
     layers = f.integer("num_hidden_layers")
-    rope = f.get("rope_scaling") or f.get("rope_parameters") or {}
-    if not isinstance(rope, dict):
-        raise ValueError(f"[load] {path}: rope_scaling must be an object, got {rope!r}.")
-    theta = f.get("rope_theta") or (f.get("rope_parameters") or {}).get("rope_theta") or family.rope_theta
+    parameters = f.mapping("rope_parameters")
+    rope = Fields(f.mapping("rope_scaling") or parameters, f"{path}: rope_scaling")
+    theta = Fields(parameters if "rope_theta" in parameters else values, str(path))
+    eos = f.token_ids("eos_token_id")
     generation = folder / "generation_config.json"
-    eos = token_ids(values.get("eos_token_id"))
     if generation.is_file():
-        eos += token_ids(read_json(generation).get("eos_token_id"))
+        eos += Fields(read_json(generation), str(generation)).token_ids("eos_token_id")
     bias = f.boolean("attention_bias", False)
     return ModelConfig(
         model_type=model_type,
@@ -163,9 +169,11 @@ def from_folder(folder: pathlib.Path, families: Mapping[str, Any]) -> ModelConfi
         vocab_size=f.integer("vocab_size"),
         max_position_embeddings=f.integer("max_position_embeddings", 4096),
         rms_norm_eps=f.number("rms_norm_eps", 1e-6),
-        rope_theta=float(theta),
-        rotary_dim=int(head_dim * float(rope.get("partial_rotary_factor") or 1.0)),
-        rope_scaling={k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor")},
+        rope_theta=theta.number("rope_theta", family.rope_theta),
+        rotary_dim=int(head_dim * rope.number("partial_rotary_factor", 1.0)),
+        rope_scaling={
+            k: v for k, v in rope.values.items() if k not in ("rope_theta", "partial_rotary_factor")
+        },
         tie_word_embeddings=None
         if f.get("tie_word_embeddings") is None
         else f.boolean("tie_word_embeddings", False),
@@ -212,8 +220,8 @@ def _has_types(f: Fields) -> bool:
 
 
 def _quantization(f: Fields, path: pathlib.Path) -> Quantization | None:
-    values = f.get("quantization")
-    if values is None:
+    values = f.mapping("quantization")
+    if not values:
         other = f.get("quantization_config")
         if other:
             method = other.get("quant_method", "unknown") if isinstance(other, dict) else other

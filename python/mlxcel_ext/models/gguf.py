@@ -94,7 +94,7 @@ class _Cursor:
             return np.frombuffer(self.data, kind_of_item, count, start).tolist()
         if item == _STRING:
             return self.texts(count, what)
-        return [self.value(item, what) for _ in range(count)]
+        raise ValueError(f"[gguf] {self.path}: {what} is an array of the unknown value type {item}.")
 
 
 class GGUFFile:
@@ -119,8 +119,17 @@ class GGUFFile:
         for _ in range(num_values):
             key = cursor.text("a metadata key")
             self.metadata[key] = cursor.value(cursor.scalar("<I", key), key)
+        parts = self.metadata.get("split.count")
+        if parts is not None and parts != 1:
+            raise ValueError(
+                f"[gguf] {path}: one of {parts} parts of a model: join them first (llama-gguf-split --merge)."
+            )
         headers = [self._read_header(cursor) for _ in range(num_tensors)]
-        alignment = int(self.metadata.get("general.alignment", 32))
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(
+                f"[gguf] {path}: general.alignment must be a positive number, got {alignment!r}."
+            )
         start = -(-cursor.pos // alignment) * alignment
         self.tensors = {header[0]: self._place(*header, start) for header in headers}
 

@@ -24,19 +24,17 @@ _FIVE = 8
 
 @dataclass(frozen=True)
 class Affine:
-    """Weights of one tensor as small integers [rows, cols], with scales and offsets [rows, cols / 32]."""
+    """Weights of one tensor as packed integers [rows, cols * bits / 8], scales and offsets [rows, cols / 32]."""
 
-    values: Bytes
-    bits: int  # width in which the values are stored
+    packed: Bytes  # little-endian in each byte, as MLX packs
+    bits: int
     scales: Halves
     offsets: Halves
 
 
 def to_triple(blocks: Affine) -> Weight:
     """The same as MLX's packed words, scales and biases."""
-    values = blocks.values
-    packed = values[:, ::2] | values[:, 1::2] << 4 if blocks.bits == 4 else np.ascontiguousarray(values)
-    words = mx.array(packed.view(np.uint32))
+    words = mx.array(np.ascontiguousarray(blocks.packed).view(np.uint32))
     return Weight(words, mx.array(blocks.scales), mx.array(blocks.offsets), _GROUP, blocks.bits)
 
 
@@ -50,9 +48,19 @@ def _half(block: Bytes) -> Halves:
     return np.ascontiguousarray(block).view(np.float16)
 
 
-def _nibbles(packed: Bytes) -> Bytes:
-    """Low halves of a run of bytes, then its high halves: ggml's order in a block."""
-    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+def _nibbles(run: Bytes) -> Bytes:
+    """The weights of a run of bytes, one a byte: ggml has low halves first, then high halves."""
+    return np.concatenate([run & 15, run >> 4], axis=-1)
+
+
+def _repacked(run: Bytes) -> Bytes:
+    """The same in as many bytes, neighbours together as MLX has them; pairs of bytes are moved at once."""
+    pairs = np.ascontiguousarray(run).view(np.uint16)
+    out = np.empty(run.shape, np.uint8)
+    half = run.shape[-1] // 2
+    for at, nibbles in ((0, pairs & 0x0F0F), (half, pairs >> 4 & 0x0F0F)):
+        out[..., at : at + half] = nibbles | nibbles >> 4  # the cast keeps the low byte
+    return out
 
 
 def _fifth_bits(mask: Bytes) -> Bytes:
@@ -60,21 +68,21 @@ def _fifth_bits(mask: Bytes) -> Bytes:
     return np.unpackbits(mask, axis=-1, bitorder="little") << _U8(4)
 
 
-def _scaled(values: Bytes, bits: int, scales: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> Affine:
-    rows = values.shape[0]
+def _scaled(packed: Bytes, bits: int, scales: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> Affine:
+    rows = packed.shape[0]
     half = [np.ascontiguousarray(a, np.float16).reshape(rows, -1) for a in (scales, offsets)]
-    return Affine(values.reshape(rows, -1), bits, half[0], half[1])
+    return Affine(packed.reshape(rows, -1), bits, half[0], half[1])
 
 
 def _q4_0(raw: Bytes) -> Affine:
     block = _blocks(raw, 18)
     scale = _half(block[..., :2])
-    return _scaled(_nibbles(block[..., 2:]), 4, scale, scale * np.float16(-8))
+    return _scaled(_repacked(block[..., 2:]), 4, scale, scale * np.float16(-8))
 
 
 def _q4_1(raw: Bytes) -> Affine:
     block = _blocks(raw, 20)
-    return _scaled(_nibbles(block[..., 4:]), 4, _half(block[..., :2]), _half(block[..., 2:4]))
+    return _scaled(_repacked(block[..., 4:]), 4, _half(block[..., :2]), _half(block[..., 2:4]))
 
 
 def _q5_0(raw: Bytes) -> Affine:
@@ -100,8 +108,7 @@ def _q8_0(raw: Bytes) -> Affine:
 def _k_scales(block: Bytes) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Scales and offsets [rows, blocks, 8] of a Q4_K or Q5_K super-block: two f16, then 16 6-bit numbers.
 
-    The products are rounded to f16 by the caller: an eighth of a percent of a step, where the step itself is
-    the quantization.
+    The caller rounds the products to f16, 2^-12 of their size: little beside the 2^-4 of the weights themselves.
     """
     super_scale, super_min = (_half(block[..., i : i + 2]).astype(np.float32) for i in (0, 2))
     low, middle, high = block[..., 4:8], block[..., 8:12], block[..., 12:16]
@@ -110,21 +117,21 @@ def _k_scales(block: Bytes) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.flo
     return super_scale * scales, -super_min * mins
 
 
-def _k_nibbles(packed: Bytes) -> Bytes:
-    """[rows, blocks, 8, 32]: each run of 32 bytes holds two groups, low halves first."""
-    runs = packed.reshape(*packed.shape[:2], 4, 1, 32)
-    return np.concatenate([runs & 15, runs >> 4], axis=3).reshape(*packed.shape[:2], 8, 32)
+def _k_runs(block: Bytes) -> Bytes:
+    """[rows, blocks, 4, 32]: each run of 32 bytes holds two groups, low halves first."""
+    return block.reshape(*block.shape[:2], 4, 32)
 
 
 def _q4_k(raw: Bytes) -> Affine:
     block = _blocks(raw, 144)
-    return _scaled(_k_nibbles(block[..., 16:]), 4, *_k_scales(block))
+    return _scaled(_repacked(_k_runs(block[..., 16:])), 4, *_k_scales(block))
 
 
 def _q5_k(raw: Bytes) -> Affine:
     block = _blocks(raw, 176)
     fifth = (block[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & _U8(1)) << _U8(4)
-    return _scaled(_k_nibbles(block[..., 48:]) | fifth, _FIVE, *_k_scales(block))
+    values = _nibbles(_k_runs(block[..., 48:])).reshape(fifth.shape) | fifth
+    return _scaled(values, _FIVE, *_k_scales(block))
 
 
 #: The formats that are affine: from raw [rows, bytes] to Affine.

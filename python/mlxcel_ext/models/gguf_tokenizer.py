@@ -73,8 +73,10 @@ def build(metadata: Mapping[str, Any], source: str) -> tuple[Tokenizer, dict[str
     ValueError
         Where a key is missing, or names a tokenizer that is not known.
     """
-    tokens, types = _list(metadata, "tokens", source), metadata.get("tokenizer.ggml.token_type")
-    types = types if types is not None else [_NORMAL] * len(tokens)
+    tokens = _list(metadata, "tokens", str, source)
+    types = [_NORMAL] * len(tokens)
+    if "tokenizer.ggml.token_type" in metadata:
+        types = _list(metadata, "token_type", int, source)
     if len(types) != len(tokens):
         raise ValueError(
             f"[load] {source}: tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens."
@@ -125,7 +127,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], source: str)
             f"[load] {source}: tokenizer.ggml.pre {name!r} is not supported. Known: {', '.join(sorted(PRE_TOKENIZERS))}."
         )
     pre = PRE_TOKENIZERS[name]
-    merges = [tuple(merge.split(" ", 1)) for merge in _list(metadata, "merges", source)]
+    merges = [tuple(merge.split(" ", 1)) for merge in _list(metadata, "merges", str, source)]
     try:
         model = models.BPE({t: i for i, t in enumerate(tokens)}, merges, ignore_merges=pre.ignore_merges)
     except Exception as error:  # the package raises Exception itself
@@ -141,7 +143,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], source: str)
 def _sentencepiece(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], source: str
 ) -> tuple[Tokenizer, bool]:
-    scores = _list(metadata, "scores", source)
+    scores = _list(metadata, "scores", float, source)
     if len(scores) != len(tokens):
         raise ValueError(
             f"[load] {source}: tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens."
@@ -191,10 +193,15 @@ def _frame(
         )
 
 
-def _list(metadata: Mapping[str, Any], key: str, source: str) -> list[Any]:
+def _list(metadata: Mapping[str, Any], key: str, kind: type, source: str) -> list[Any]:
+    """An array, whose elements have one type in these files."""
     value = metadata.get(f"tokenizer.ggml.{key}")
     if not isinstance(value, list):
         raise ValueError(f"[load] {source}: tokenizer.ggml.{key} is missing.")
+    if value and not isinstance(value[0], kind):
+        raise ValueError(
+            f"[load] {source}: tokenizer.ggml.{key} must be an array of {kind.__name__}, got {value[0]!r}."
+        )
     return value
 
 
@@ -202,8 +209,8 @@ def _id(metadata: Mapping[str, Any], key: str, tokens: Sequence[str], source: st
     value = metadata.get(f"tokenizer.ggml.{key}_token_id")
     if value is None:
         return None
-    if not 0 <= value < len(tokens):
+    if not isinstance(value, int) or not 0 <= value < len(tokens):
         raise ValueError(
-            f"[load] {source}: tokenizer.ggml.{key}_token_id is {value}, but there are {len(tokens)} tokens."
+            f"[load] {source}: tokenizer.ggml.{key}_token_id is {value!r}, but there are {len(tokens)} tokens."
         )
     return int(value)

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..ops.linear import linear, quantized_linear
+from ..ops.linear import PackedWeight, linear, on_cpu
 
-#: Quantized formats that `quantized_linear` has kernels for; others run on mx.quantized_matmul.
+#: Quantized formats that the CPU kernels know; others run on mx.quantized_matmul.
 _COMPILED_BITS = (4, 8)
 _COMPILED_GROUP_SIZES = (32, 64, 128)
 
 
 class Linear:
     """``x @ w.T + bias``, by the compiled kernels on CPU and by MLX's on a GPU.
+
+    On CPU the weight is packed (see `PackedWeight`) at the first use of the layer or of `arrays`, and the arrays
+    given are let go, so that no second copy stays.
 
     Parameters
     ----------
@@ -38,78 +41,96 @@ class Linear:
         bits: int = 0,
         mode: str = "affine",
     ) -> None:
-        self.weight, self.scales, self.biases, self.bias = weight, scales, biases, bias
-        self.group_size, self.bits, self.mode = group_size, bits, mode
-        self._compiled = mode == "affine" and bits in _COMPILED_BITS and group_size in _COMPILED_GROUP_SIZES
+        self.out_features = weight.shape[0]
+        self.in_features = weight.shape[1] if scales is None else weight.shape[1] * 32 // bits
+        self.bias = bias
+        self._stored: tuple[mx.array, mx.array | None, mx.array | None] | None = (weight, scales, biases)
+        self._packed: PackedWeight | None = None
+        self._quantization = (group_size, bits, mode)
+        self._compiled = scales is None or (
+            mode == "affine" and bits in _COMPILED_BITS and group_size in _COMPILED_GROUP_SIZES
+        )
+
+    def _pack(self) -> PackedWeight | None:
+        """The packed weight, where this layer runs on the CPU kernels."""
+        if self._packed is None and self._compiled and on_cpu(None):
+            assert self._stored is not None
+            self._packed = PackedWeight(*self._stored, *self._quantization[:2])
+            self._stored = None
+        return self._packed
 
     @property
-    def out_features(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def in_features(self) -> int:
-        return self.weight.shape[1] if self.scales is None else self.weight.shape[1] * 32 // self.bits
+    def arrays(self) -> list[mx.array]:
+        """What the layer holds, to be evaluated when it is loaded."""
+        packed = self._pack()
+        held = self._stored if packed is None else packed.arrays
+        assert held is not None
+        return [a for a in (*held, self.bias) if a is not None]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weight as stored, which one token's step reads."""
-        return sum(a.nbytes for a in (self.weight, self.scales, self.biases) if a is not None)
+        """Bytes that one step reads."""
+        return sum(a.nbytes for a in self.arrays)
 
     def __call__(self, x: mx.array) -> mx.array:
-        if self.scales is None:
-            return linear(x, self.weight, self.bias)
-        if self._compiled:
-            assert self.biases is not None
-            return quantized_linear(
-                x, self.weight, self.scales, self.biases, self.bias, self.group_size, self.bits
-            )
-        out = mx.quantized_matmul(
-            x, self.weight, self.scales, self.biases, True, self.group_size, self.bits, mode=self.mode
-        )
+        packed = self._pack()
+        if packed is not None:
+            return packed(x, self.bias)
+        weight, scales, biases = self._rows_stored()
+        if scales is None:
+            return linear(x, weight, self.bias)
+        group_size, bits, mode = self._quantization
+        if mode == "affine":
+            assert biases is not None
+            scales, biases = scales.astype(x.dtype), biases.astype(x.dtype)
+        out = mx.quantized_matmul(x, weight, scales, biases, True, group_size, bits, mode)
         return out if self.bias is None else out + self.bias.astype(out.dtype)
 
-    @staticmethod
-    def join(layers: Sequence[Linear]) -> Linear:
-        """One layer whose output is the outputs of ``layers`` in a row: one call instead of several.
-
-        The layers must agree in all but their rows (see :meth:`can_join`), or ValueError.
-        """
-        if not Linear.can_join(layers):
-            raise ValueError(
-                "[Linear.join] layers must share in_features, format, dtypes and whether they have a bias."
-            )
-        first = layers[0]
-        weight, scales, biases, bias = (
-            None
-            if getattr(first, name) is None
-            else mx.concatenate([getattr(layer, name) for layer in layers])
-            for name in ("weight", "scales", "biases", "bias")
-        )
-        return Linear(weight, scales, biases, bias, first.group_size, first.bits, first.mode)
+    def _rows_stored(self) -> tuple[mx.array, mx.array | None, mx.array | None]:
+        assert self._stored is not None
+        return self._stored
 
     @staticmethod
     def can_join(layers: Sequence[Linear]) -> bool:
-        """Whether :meth:`join` takes these layers."""
+        """Whether `join` takes these layers: equal in all but their rows, and none in use yet."""
 
         def key(layer: Linear) -> tuple[object, ...]:
-            arrays = (layer.weight, layer.scales, layer.biases, layer.bias)
-            dtypes = tuple(None if a is None else a.dtype for a in arrays)
-            return (dtypes, layer.in_features, layer.group_size, layer.bits, layer.mode)
+            dtypes = tuple(None if a is None else a.dtype for a in (*layer._rows_stored(), layer.bias))
+            return (dtypes, layer.in_features, layer._quantization)
 
-        return len({key(layer) for layer in layers}) == 1
+        return all(layer._stored is not None for layer in layers) and len({key(a) for a in layers}) == 1
+
+    @staticmethod
+    def join(layers: Sequence[Linear]) -> Linear:
+        """One layer whose output is the outputs of `layers` in a row: one call instead of several."""
+        if not Linear.can_join(layers):
+            raise ValueError(
+                "[Linear.join] layers must share in_features, format, dtypes and whether they have a bias, and must "
+                "not have been used yet."
+            )
+        weight, scales, biases, bias = (
+            None if parts[0] is None else mx.concatenate(list(parts))
+            for parts in zip(*((*layer._rows_stored(), layer.bias) for layer in layers), strict=True)
+        )
+        assert weight is not None
+        return Linear(weight, scales, biases, bias, *layers[0]._quantization)
 
 
 class Embedding(Linear):
     """A table of rows by token id, over the same storage; calling it applies it as a tied head."""
 
     def rows(self, ids: mx.array, dtype: mx.Dtype) -> mx.array:
-        """``[..., k]`` rows of ``ids`` in ``dtype``; only these rows are dequantized."""
-        if self.scales is None:
-            return self.weight[ids].astype(dtype)
-        scales = self.scales[ids]
-        biases = None if self.biases is None else self.biases[ids]
-        if self.mode == "affine":
+        """``[..., k]`` rows of ``ids`` (int32) in ``dtype``; only these rows are dequantized."""
+        packed = self._pack()
+        if packed is not None:
+            return packed.rows(ids, dtype)
+        weight, scales, biases = (None if a is None else a[ids] for a in self._rows_stored())
+        assert weight is not None
+        if scales is None:
+            return weight.astype(dtype)
+        group_size, bits, mode = self._quantization
+        if mode == "affine":
+            assert biases is not None
             # f32: MLX's CPU kernels emulate half precision, some fifty times slower.
             scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
-        flat = self.weight[ids]
-        return mx.dequantize(flat, scales, biases, self.group_size, self.bits, mode=self.mode).astype(dtype)
+        return mx.dequantize(weight, scales, biases, group_size, bits, mode).astype(dtype)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
-from ..ops import add_rms_norm, paged_attention, rope_append, swiglu
+from ..ops import swiglu
 from .batch import AttentionBatch
 from .config import ModelConfig
 from .linear import Embedding, Linear
 from .progress import Progress
 from .rope import inverse_frequencies
+from .unfused import Kernels, choose_kernels
 
 if TYPE_CHECKING:
     from .loader import Weights
@@ -44,7 +45,7 @@ class Projection:
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [a for linear in self._linears for a in _arrays(linear)]
+        return [a for linear in self._linears for a in linear.arrays]
 
 
 class Model:
@@ -64,6 +65,9 @@ class Model:
 
     def __init__(self, config: ModelConfig, weights: Weights, dtype: mx.Dtype, step: Progress) -> None:
         self.config, self.dtype = config, dtype
+        self._kernels = choose_kernels()
+        #: For the counters: "fused_v2", or "gather" where MLXCEL_PAGED_ATTENTION_V2 is off.
+        self.attention_path = self._kernels.attention_path
         hidden = config.hidden_size
         self._embedding = Embedding(*_fields(weights.take(f"{_EMBEDDING}.weight", config.vocab_size, hidden)))
         self._norm = weights.vector("model.norm.weight", hidden, dtype)
@@ -72,10 +76,10 @@ class Model:
             self._head = Linear(*_fields(weights.take("lm_head.weight", config.vocab_size, hidden)))
         frequencies, rope_scale = inverse_frequencies(config, weights.rope_divisors(config.rotary_dim // 2))
         rope = _Rope(mx.array(frequencies, mx.float32), rope_scale)
-        mx.eval(_arrays(self._embedding), _arrays(self._head), self._norm, rope.inv_freq)
+        mx.eval(self._embedding.arrays, self._head.arrays, self._norm, rope.inv_freq)
         self._layers = []
         for index in range(config.num_layers):
-            layer = _Layer(config, weights, index, dtype, rope)
+            layer = _Layer(config, weights, index, dtype, rope, self._kernels)
             mx.eval(layer.arrays)
             self._layers.append(layer)
             step(index + 1, config.num_layers)
@@ -99,7 +103,7 @@ class Model:
         """
         # The residual stream crosses layers un-normalised: every add is fused with the norm that follows it.
         residual = self._embedding.rows(tokens, self.dtype)
-        x = rms_norm(residual, self._layers[0].input_norm, self.config.rms_norm_eps)
+        x = self._layers[0].rms_norm(residual, self._layers[0].input_norm)
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             attended = layer.attend(x, batch, kv, index)
@@ -118,9 +122,16 @@ class _Rope:
 
 class _Layer:
     def __init__(
-        self, config: ModelConfig, weights: Weights, index: int, dtype: mx.Dtype, rope: _Rope
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        index: int,
+        dtype: mx.Dtype,
+        rope: _Rope,
+        kernels: Kernels,
     ) -> None:
         self._config, self._rope, self._window = config, rope, config.windows[index]
+        self._kernels = kernels
         prefix = f"model.layers.{index}"
         hidden, head_dim = config.hidden_size, config.head_dim
         qo_size, kv_size = config.num_qo_heads * head_dim, config.num_kv_heads * head_dim
@@ -149,7 +160,7 @@ class _Layer:
     @property
     def arrays(self) -> list[mx.array]:
         """Everything that the layer keeps, to be read from the file in one go."""
-        matrices = [*self._qkv.arrays, *_arrays(self._output), *self._gate_up.arrays, *_arrays(self._down)]
+        matrices = [*self._qkv.arrays, *self._output.arrays, *self._gate_up.arrays, *self._down.arrays]
         return [self.input_norm, self._post_norm, *matrices, *self._head_norms]
 
     def attend(self, x: mx.array, batch: AttentionBatch, kv: KVPages, index: int) -> mx.array:
@@ -159,11 +170,8 @@ class _Layer:
         qkv = self._qkv(x).reshape(-1, heads + 2 * kv_heads, head_dim)
         q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
         if self._head_norms:
-            q, k = (
-                rms_norm(a, norm, config.rms_norm_eps)
-                for a, norm in zip((q, k), self._head_norms, strict=True)
-            )
-        q, k_pages, v_pages = rope_append(
+            q, k = (self.rms_norm(a, norm) for a, norm in zip((q, k), self._head_norms, strict=True))
+        q, k_pages, v_pages = self._kernels.rope_append(
             q,
             k,
             v,
@@ -176,7 +184,7 @@ class _Layer:
             qo_indptr=batch.qo_indptr,
         )
         kv.k_pages[index], kv.v_pages[index] = k_pages, v_pages
-        out = paged_attention(
+        out = self._kernels.paged_attention(
             q,
             k_pages,
             v_pages,
@@ -193,17 +201,16 @@ class _Layer:
     ) -> tuple[mx.array, mx.array]:
         """`(normed input of what follows, residual stream)` behind attention and MLP."""
         eps = self._config.rms_norm_eps
-        x, residual = add_rms_norm(self._output(attended), residual, self._post_norm, eps)
-        return add_rms_norm(self._down(swiglu(self._gate_up(x))), residual, following, eps)
+        x, residual = self._kernels.add_rms_norm(self._output(attended), residual, self._post_norm, eps)
+        return self._kernels.add_rms_norm(self._down(swiglu(self._gate_up(x))), residual, following, eps)
+
+    def rms_norm(self, x: mx.array, weight: mx.array) -> mx.array:
+        """The norm of a value that has no residual to be added."""
+        return self._kernels.add_rms_norm(x, mx.zeros_like(x), weight, self._config.rms_norm_eps)[0]
 
 
 _EMBEDDING = "model.embed_tokens"
 _GATE_UP = ("gate_proj", "up_proj")
-
-
-def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
-    """The norm of a value that has no residual to be added."""
-    return add_rms_norm(x, mx.zeros_like(x), weight, eps)[0]
 
 
 def _fields(
@@ -211,7 +218,3 @@ def _fields(
 ) -> tuple[mx.array, mx.array | None, mx.array | None, mx.array | None, int, int, str]:
     """A stored matrix as Linear's arguments."""
     return stored.weight, stored.scales, stored.biases, bias, stored.group_size, stored.bits, stored.mode
-
-
-def _arrays(linear: Linear) -> list[mx.array]:
-    return [a for a in (linear.weight, linear.scales, linear.biases, linear.bias) if a is not None]

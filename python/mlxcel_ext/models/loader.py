@@ -19,7 +19,7 @@ from .gguf import GGUFFile
 from .gguf_weights import GGUFWeights
 from .llama import Model
 from .progress import Progress, reporter
-from .registry import ARCHITECTURES, FAMILIES
+from .registry import ARCHITECTURES, FAMILIES, HEAD_DIMS, MAX_GROUP_SIZE
 from .safetensors import SafetensorsFolder
 from .tokenizer import Tokenizer
 from .weights import Weight
@@ -74,6 +74,7 @@ def load(
         source = GGUFWeights(file, config)
         tokenizer = Tokenizer.from_gguf(file.metadata, str(path))
         template = ChatTemplate.from_gguf(file.metadata, tokenizer.special_tokens)
+    _check_heads(config, path)
     weights = Weights(source)
     config = dataclasses.replace(
         config,
@@ -83,6 +84,17 @@ def load(
     with reporter(progress, f"loading {path.name}") as step:
         model = build(config, weights, DTYPES[dtype] if dtype != "auto" else default_dtype(), step)
     return LoadedModel(model, tokenizer, config, name_or_path, template)
+
+
+def _check_heads(config: ModelConfig, path: pathlib.Path) -> None:
+    if config.head_dim not in HEAD_DIMS:
+        known = ", ".join(map(str, HEAD_DIMS))
+        raise ValueError(
+            f"[load] {path}: heads of size {config.head_dim} are not supported (known: {known})."
+        )
+    group = config.num_qo_heads // config.num_kv_heads
+    if group > MAX_GROUP_SIZE:
+        raise ValueError(f"[load] {path}: {group} query heads share a KV head, at most {MAX_GROUP_SIZE} can.")
 
 
 def default_dtype() -> mx.Dtype:

@@ -31,3 +31,7 @@ FAMILIES: dict[str, Family] = {
 
 #: By GGUF's general.architecture. Mistral and SmolLM files call themselves llama.
 ARCHITECTURES: dict[str, Family] = {"llama": _LLAMA, "qwen2": _QWEN2, "qwen3": _QWEN3}
+
+#: Sizes of heads, and query heads for each KV head, that the attention kernels know.
+HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
+MAX_GROUP_SIZE = 32

@@ -39,9 +39,17 @@ def inverse_frequencies(
             f"[load] rope_scaling: type {kind!r} is not supported. Known: default, {', '.join(sorted(_RULES))}."
         )
     try:
-        return _RULES[kind](base, config, scaling)
+        with np.errstate(all="ignore"):
+            frequencies, scale = _RULES[kind](base, config, scaling)
     except KeyError as error:
         raise ValueError(f"[load] rope_scaling of type {kind!r} has no field {error.args[0]!r}.") from None
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"[load] rope_scaling {dict(scaling)} cannot be used: {error}.") from None
+    if not np.isfinite(frequencies).all():
+        raise ValueError(
+            f"[load] rope_scaling {dict(scaling)} cannot be used: it gives infinite frequencies."
+        )
+    return frequencies, scale
 
 
 def _linear(base: Frequencies, config: ModelConfig, scaling: Mapping[str, Any]) -> tuple[Frequencies, float]:

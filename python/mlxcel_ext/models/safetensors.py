@@ -35,19 +35,20 @@ class SafetensorsFolder:
         return {name for name in self._arrays if not self._is_part(name)}
 
     def read(self, name: str) -> Weight:
+        """One tensor, which is then no longer kept here: joined copies would double the memory otherwise."""
         module = name.removesuffix(".weight")
-        scales = self._arrays.get(f"{module}.scales")
-        if scales is None or module == name:
-            return Weight(self._arrays[name])
+        scales = self._arrays.pop(f"{module}.scales", None) if module != name else None
+        if scales is None:
+            return Weight(self._arrays.pop(name))
         rule = self._quantization.of(module) if self._quantization else None
         if rule is None:
             raise ValueError(
                 f"[load] {self.path}: {name} has scales, but config.json does not say that it is quantized."
             )
         return Weight(
-            self._arrays[name],
+            self._arrays.pop(name),
             scales,
-            self._arrays.get(f"{module}.biases"),
+            self._arrays.pop(f"{module}.biases", None),
             rule.group_size,
             rule.bits,
             rule.mode,

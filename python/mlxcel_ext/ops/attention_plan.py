@@ -29,15 +29,15 @@ def cpu_target(threads: int) -> _ext.PlanTarget:
 
 
 @functools.cache
-def cuda_target(num_sms: int, blocks_per_sm: int = 2, tile_rows: int = 64) -> _ext.PlanTarget:
+def cuda_target(num_sms: int) -> _ext.PlanTarget:
     """Target of the CUDA kernels on a GPU with ``num_sms`` multiprocessors."""
     return _ext.PlanTarget(
-        slots=num_sms * blocks_per_sm,
-        tile_rows=tile_rows,
-        rows_per_token=16,
-        min_chunk_tokens=256,
-        tile_overhead=64,
-        max_waves=8,
+        slots=num_sms,
+        tile_rows=128,
+        rows_per_token=64,
+        min_chunk_tokens=128,
+        tile_overhead=128,
+        max_waves=4,
         invariant_chunk_tokens=2048,
     )
 

@@ -105,6 +105,60 @@ def quantized_linear(
     return _add_bias(out, bias, stream)
 
 
+class PackedWeight:
+    """A weight in the layout that the CPU kernels read fastest: 32 rows interleaved.
+
+    Packing copies the weight once; it takes as many bytes as before, but for padding of ``n`` to 32.
+    ``packed(x)`` gives the same bits as :func:`linear` or :func:`quantized_linear` of the weight, in less time,
+    since memory is read front to back. CPU only.
+
+    Parameters
+    ----------
+    weight, scales, biases, group_size, bits
+        As :func:`quantized_linear` takes them, or a dense ``weight`` alone, as :func:`linear` takes it.
+
+    Raises
+    ------
+    ValueError
+        On a shape, dtype or value that does not fit.
+    """
+
+    __slots__ = ("arrays", "layout")
+
+    def __init__(
+        self,
+        weight: mx.array,
+        scales: mx.array | None = None,
+        biases: mx.array | None = None,
+        group_size: int = 0,
+        bits: int = 0,
+        *,
+        stream: Stream | mx.DeviceType = mx.cpu,
+    ) -> None:
+        self.arrays: list[mx.array] = _ext.pack_linear(
+            weight, scales, biases, group_size, bits, stream=stream
+        )
+        if scales is None:
+            form, k, group_size = str(weight.dtype).removeprefix("mlx.core."), weight.shape[1], 0
+        else:
+            form, k = f"q{bits}", weight.shape[1] * 32 // bits
+        self.layout = _ext.PackedLinear(weight.shape[0], k, form, group_size)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.arrays)
+
+    def __call__(
+        self, x: mx.array, bias: mx.array | None = None, *, stream: Stream | mx.DeviceType = mx.cpu
+    ) -> mx.array:
+        """``x @ w.T + bias``; ``x`` and ``bias`` as :func:`linear` takes them."""
+        return _ext.packed_linear(x, self.arrays, self.layout, bias, stream=stream)
+
+    def rows(self, ids: mx.array, dtype: mx.Dtype, *, stream: Stream | mx.DeviceType = mx.cpu) -> mx.array:
+        """Rows ``ids`` (int32, any shape) as ``[..., k]`` of ``dtype``; NaN for ids outside of the table."""
+        return _ext.packed_rows(ids, self.arrays, self.layout, dtype, stream=stream)
+
+
 def swiglu(gate: mx.array, up: mx.array | None = None, *, stream: Stream = None) -> mx.array:
     """``silu(gate) * up`` in one pass.
 

@@ -107,7 +107,7 @@ class PageTable:
         self._checked_pages: int | None = None
         self._kv_len: Int32 | None = None
         self._device: dict[Any, Any] = {}
-        self._slots: tuple[Any, Int32] | None = None
+        self._slots: tuple[Int32 | None, mx.array] | None = None
 
     @classmethod
     def from_pages(
@@ -256,9 +256,10 @@ class PageTable:
     def slots_on_device(self, qo_indptr: Int32 | None, num_pages: int) -> mx.array:
         """``slots`` as an mx.array, made once for one ``qo_indptr`` object; checks ids against the pool."""
         self.validate(num_pages)
-        if self._slots is None or self._slots[0] is not qo_indptr:
-            self._slots = (qo_indptr, mx.array(self.slots(qo_indptr)))
-        return self._slots[1]
+        slots = self._slots
+        if slots is None or slots[0] is not qo_indptr:
+            slots = self._slots = (qo_indptr, mx.array(self.slots(qo_indptr)))
+        return slots[1]
 
     def on_device(self, qo_indptr: Int32 | None = None) -> _ext.AttentionTable:
         """The device arrays that attention reads, made once (for one ``qo_indptr`` object)."""

@@ -277,8 +277,8 @@ def count_tokens(
     """Count tokens for the penalties, in place: ``counts[rows[i], ids[i]] += 1``.
 
     ``counts`` is ``[slots, vocab]`` uint32 and row-contiguous; ``rows`` and ``ids`` are ``[n]`` int32, and a row
-    of -1 or an id out of range is left out. With ``reset`` the rows are cleared first and the tokens marked as
-    the prompt's (equal rows must follow one another). Returns the counts on the same buffer: use this handle
+    of -1 or an id out of range is left out. With ``reset`` the first token's row is cleared first, and the
+    tokens are marked as a prompt's. Returns the counts on the same buffer: use this handle
     from here on.
     """
     return _ext.count_tokens(counts, rows, ids, reset, stream=stream)
@@ -387,7 +387,7 @@ def _words(rows: mx.array | npt.NDArray[np.void]) -> mx.array:
     """Packed rows as 32-bit words on the device."""
     if isinstance(rows, mx.array):
         return rows
-    return mx.array(rows.view(np.uint32).reshape(len(rows), -1))
+    return mx.array(rows.view(np.uint32).reshape(len(rows), rows.dtype.itemsize // 4))
 
 
 def _pack_rows(params: SamplingBatch, rng: tuple[PerRow, PerRow], batch: int) -> mx.array:

@@ -13,7 +13,7 @@ from .policy import Tick, TickPolicy, TickState
 from .request import Request, State
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class ScheduledRow:
     """Tokens ``start .. start+count`` of one request in a step.
 
@@ -247,20 +247,23 @@ class Scheduler:
 
     def _add_decode_rows(self, plan: StepPlan, decoding: list[Request]) -> None:
         planned: dict[Request, None] = {}
+        size = self.page_size
         for request in decoding:
-            if request.state is not State.RUNNING:
-                continue  # preempted for a row before it
-            if self._reserve_next(request, planned):
+            if request.num_scheduled < len(request.pages) * size:
+                if request.state is State.RUNNING:
+                    planned[request] = None
+            # The state is not RUNNING any more where the request was preempted for a row before it.
+            elif request.state is State.RUNNING and self._reserve_next(request, planned):
                 planned[request] = None
         for request in planned:
-            position = request.num_scheduled
-            request.num_scheduled += 1
-            plan.rows.append(self._row(request, position, 1, sample=True, prefill=False))
+            start = request.num_scheduled
+            request.num_scheduled = start + 1
+            pages = request.pages[: start // size + 1]
+            draw_index = len(request.tokens) + request.num_unread - request.num_prompt_tokens
+            plan.rows.append(ScheduledRow(request, start, 1, pages, True, draw_index, False, request.slot))
 
     def _reserve_next(self, request: Request, planned: dict[Request, None]) -> bool:
-        """Make sure that the page of the next token is there; preempts where none is free."""
-        if request.num_scheduled < len(request.pages) * self.page_size:
-            return True
+        """Take the page of the next token; preempts where none is free."""
         while True:
             pages = self._take_pages(1)
             if pages is not None:
@@ -317,20 +320,17 @@ class Scheduler:
         request.num_scheduled = start + count
         last = request.num_scheduled == len(request.tokens)
         request.prefilling = not last
-        plan.rows.append(self._row(request, start, count, sample=last, prefill=True, admitted=admitted))
+        pages = request.pages[: self.pages_for(request.num_scheduled)]
+        draw_index = request.num_total_tokens - request.num_prompt_tokens
+        plan.rows.append(
+            ScheduledRow(request, start, count, pages, last, draw_index, True, request.slot, admitted)
+        )
         if self.tree is not None and request.use_prefix_cache:
             # Steps run in order, and a layer writes all rows' KV before any row reads it: whoever is planned
             # after this row may adopt its pages, in this very step too.
             written = request.tokens[: request.num_scheduled]
             self._to_release += self.tree.insert(written, request.pages, request.cache_salt)
         return count
-
-    def _row(
-        self, request: Request, start: int, count: int, *, sample: bool, prefill: bool, admitted: bool = False
-    ) -> ScheduledRow:
-        pages = request.pages[: self.pages_for(start + count)]
-        draw_index = request.num_total_tokens - request.num_prompt_tokens
-        return ScheduledRow(request, start, count, pages, sample, draw_index, prefill, request.slot, admitted)
 
     # -- admission ---------------------------------------------------------------------------------------
 

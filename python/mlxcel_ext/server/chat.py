@@ -166,7 +166,8 @@ class _Job:
                     f"tool_choice names {name!r}, which tools lacks", "tool_choice", "invalid_value"
                 )
             return schema_grammar(forced_schema(tools, choice))
-        return schema_grammar(forced_schema(tools, "required"))
+        most = 1 if self.request.parallel_tool_calls is False else None
+        return schema_grammar(forced_schema(tools, "required", most))
 
     def _parser(self, forced: bool) -> ToolParser | None:
         choice = self.request.tool_choice

@@ -267,8 +267,10 @@ def detect_parser(template: str) -> str:
     return "hermes"
 
 
-def forced_schema(tools: list[Tool], choice: NamedToolChoice | str) -> dict[str, Any]:
-    """JSON schema of the text that a required or named tool choice allows."""
+def forced_schema(
+    tools: list[Tool], choice: NamedToolChoice | str, most: int | None = None
+) -> dict[str, Any]:
+    """JSON schema of the text that a required or named tool choice allows, with that many calls at most."""
     parameters = {tool.function.name: tool.function.parameters or {"type": "object"} for tool in tools}
     if isinstance(choice, NamedToolChoice):
         return parameters[choice.function.name]
@@ -281,7 +283,8 @@ def forced_schema(tools: list[Tool], choice: NamedToolChoice | str) -> dict[str,
         }
         for name, schema in parameters.items()
     ]
-    return {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    limit = {} if most is None else {"maxItems": most}
+    return {"type": "array", "minItems": 1, **limit, "items": {"anyOf": calls}}
 
 
 def described(tools: list[dict[str, Any]]) -> str:

@@ -1,0 +1,66 @@
+"""Server processes for the benchmarks."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.status == 200
+    except (OSError, urllib.error.HTTPError):
+        return False
+
+
+@contextlib.contextmanager
+def running(module: str, *arguments: str, path: str = "/health", limit: float = 300.0) -> Iterator[Server]:
+    """`python -m module ... --port FREE`, once it answers 200 at path; ended by SIGTERM."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    name, *rest = module.split()
+    process = subprocess.Popen([sys.executable, "-m", name, *rest, "--port", str(port), *arguments])
+    server = Server(f"http://127.0.0.1:{port}", process)
+    end = time.monotonic() + limit
+    try:
+        while not _answers(server.url + path):
+            if process.poll() is not None:
+                raise SystemExit(f"{module} ended with status {process.returncode}")
+            if time.monotonic() > end:
+                raise SystemExit(f"{module} did not answer within {limit:g} s")
+            time.sleep(0.1)
+        yield server
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def ours(*arguments: str) -> contextlib.AbstractContextManager[Server]:
+    """`mlxcel-ext serve` with these arguments."""
+    return running("mlxcel_ext serve", "--log-level", "warning", *arguments)

@@ -1,0 +1,314 @@
+#pragma once
+
+#include "kernels/paged_decode.cuh"
+
+namespace mlxcel::cuda {
+
+/// Attention of many query rows (tokens x heads of one KV head's group) over a span of pages, for
+/// 16-bit types: prefill chunks and long verify runs.
+///
+/// Each warp owns 16 * RowTiles query rows; all share tiles of `Keys` tokens' K and V,
+/// which are copied one tile ahead. S = Q K^T leaves its result in the layout that O += P V takes
+/// as its left operand, so the weights never leave the registers.
+template <class T, int D, int Warps, int RowTiles, int Keys>
+struct PagedRagged {
+  static constexpr int kWarps = Warps;
+  static constexpr int kRows = kWarps * 16 * RowTiles;
+  static constexpr int kRow = D + 8;  // padded: see PagedDecode
+  static constexpr int kQueryBytes = kRows * kRow * sizeof(T);
+  static constexpr int kTileBytes = Keys * kRow * sizeof(T);
+  static constexpr int kSharedBytes = kQueryBytes + 4 * kTileBytes;  // two stages of K and V
+  static constexpr int kSteps = D / 16, kKeyTiles = Keys / 8, kValueTiles = D / 8;
+  static constexpr int kOwn = Keys / kWarps;  // keys that a warp copies
+
+  const PagedAttentionParams& p;
+  const AttentionArrays& a;
+  const TileView& view;
+  const int kv_head, group, rows, warp, lane, page_shift;
+  const uint32_t query, ring;
+  int origin, blocks;
+  int warp_end;  // end of what this warp's rows see
+
+  float o[RowTiles][kValueTiles][4];
+  float row_max[RowTiles][2], row_sum[RowTiles][2];
+
+  __device__ PagedRagged(const PagedAttentionParams& p, const AttentionArrays& a,
+                         const TileView& view, int kv_head, char* shared)
+      : p(p),
+        a(a),
+        view(view),
+        kv_head(kv_head),
+        group(p.num_qo_heads / p.num_kv_heads),
+        rows(view.tile.q_len * (p.num_qo_heads / p.num_kv_heads)),
+        warp(threadIdx.x / kWarp),
+        lane(threadIdx.x % kWarp),
+        page_shift(page_shift_of(p)),
+        query(shared_address(shared)),
+        ring(shared_address(shared) + kQueryBytes) {
+    const int span = view.tile.page_begin * p.page_size;
+    origin = span + max(view.begin - span, 0) / Keys * Keys;
+    blocks = view.end > view.begin ? (view.end - origin + Keys - 1) / Keys : 0;
+    const int first_row = warp * 16 * RowTiles, last_row = first_row + 16 * RowTiles - 1;
+    warp_end = first_row < rows ? view.end_slot(p, min(last_row, rows - 1) / group) : INT_MIN;
+  }
+
+  __device__ __forceinline__ uint32_t keys_of(int block) const {
+    return ring + static_cast<uint32_t>(block % 2 * 2 * kTileBytes);
+  }
+
+  __device__ __forceinline__ int page_in(int block) const {
+    return page_of(view, page_shift, origin + block * Keys + warp * kOwn + lane % kOwn);
+  }
+
+  /// Starts this warp's share of the copy of a tile.
+  __device__ __forceinline__ void copy_block(int block, int page) const {
+    const int first = warp * kOwn;
+    const int64_t from =
+        pool_offset(p, view, kv_head, origin + block * Keys + first + lane % kOwn, page);
+    copy_rows<T, D, kOwn, PaddedRows<T, D>>(a.k_pages, from, keys_of(block), first);
+    copy_rows<T, D, kOwn, PaddedRows<T, D>>(a.v_pages, from, keys_of(block) + kTileBytes, first);
+  }
+
+  __device__ __forceinline__ void load_query() const {
+    constexpr int kPieces = D / 8;
+    for (int piece = threadIdx.x; piece < kRows * kPieces; piece += kWarps * kWarp) {
+      const int row = piece / kPieces, d = piece % kPieces * 8;
+      const bool used = row < rows;
+      const int64_t token = view.tile.q_begin + (used ? row / group : 0);
+      const int head = kv_head * group + (used ? row % group : 0);
+      copy_async_16(query + static_cast<uint32_t>((row * kRow + d) * sizeof(T)),
+                    static_cast<const T*>(a.q) + (token * p.num_qo_heads + head) * D + d, used);
+    }
+  }
+
+  __device__ __forceinline__ void scores(uint32_t keys, float (&s)[RowTiles][kKeyTiles][4]) const {
+#pragma unroll
+    for (int r = 0; r < RowTiles; ++r) {
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[r][n][e] = 0.0f;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      uint32_t q[RowTiles][4];
+#pragma unroll
+      for (int r = 0; r < RowTiles; ++r) {
+        const int row = (warp * RowTiles + r) * 16 + lane % 16, d = k * 16 + lane / 16 * 8;
+        load_matrices(q[r], query + static_cast<uint32_t>((row * kRow + d) * sizeof(T)));
+      }
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; n += 2) {
+        uint32_t key[4];
+        const int row = n * 8 + lane / 16 * 8 + lane % 8, d = k * 16 + lane / 8 % 2 * 8;
+        load_matrices(key, keys + static_cast<uint32_t>((row * kRow + d) * sizeof(T)));
+#pragma unroll
+        for (int r = 0; r < RowTiles; ++r) {
+          mma_16x8x16<T>(s[r][n], q[r], key[0], key[1]);
+          mma_16x8x16<T>(s[r][n + 1], q[r], key[2], key[3]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void mask(int slot, float (&s)[RowTiles][kKeyTiles][4]) const {
+#pragma unroll
+    for (int r = 0; r < RowTiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = (warp * RowTiles + r) * 16 + lane / 4 + half * 8;
+        const int token = min(row, rows - 1) / group;
+        const int from = view.first_slot(p, token), to = view.end_slot(p, token);
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int key = slot + n * 8 + lane % 4 * 2 + e;
+            if (key < from || key >= to) s[r][n][half * 2 + e] = -INFINITY;
+          }
+        }
+      }
+    }
+  }
+
+  /// Logits (times `scale`) to weights; moves the maxima. What was summed so far must be multiplied
+  /// by `keep`.
+  __device__ __forceinline__ void softmax(float scale, float (&s)[RowTiles][kKeyTiles][4],
+                                          float (&keep)[RowTiles][2]) {
+#pragma unroll
+    for (int r = 0; r < RowTiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float m = row_max[r][half];
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+          m = fmaxf(m, scale * fmaxf(s[r][n][half * 2], s[r][n][half * 2 + 1]));
+        }
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+        keep[r][half] = weight_of(row_max[r][half], m);
+        row_max[r][half] = m;
+        const float base = m == -INFINITY ? 0.0f : m;
+        float sum = row_sum[r][half] * keep[r][half];
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+          for (int e = half * 2; e < half * 2 + 2; ++e) {
+            s[r][n][e] = exp2_fast(s[r][n][e] * scale - base);
+            sum += s[r][n][e];
+          }
+        }
+        row_sum[r][half] = sum;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void rescale(const float (&keep)[RowTiles][2]) {
+#pragma unroll
+    for (int r = 0; r < RowTiles; ++r) {
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[r][n][e] *= keep[r][e / 2];
+      }
+    }
+  }
+
+  /// Weights of keys [16 k, 16 k + 16) as the left operand of the next product.
+  __device__ __forceinline__ void pack_weights(const float (&s)[kKeyTiles][4], int k,
+                                               uint32_t (&weights)[4]) const {
+    weights[0] = pack<T>(s[2 * k][0], s[2 * k][1]);
+    weights[1] = pack<T>(s[2 * k][2], s[2 * k][3]);
+    weights[2] = pack<T>(s[2 * k + 1][0], s[2 * k + 1][1]);
+    weights[3] = pack<T>(s[2 * k + 1][2], s[2 * k + 1][3]);
+  }
+
+  /// Scales, caps and masks the products of a block; returns the factor left for softmax.
+  __device__ __forceinline__ float logits(int block, const LogitScale& logit,
+                                          float (&s)[RowTiles][kKeyTiles][4]) const {
+    // The scale is folded into the exponent unless the logits are capped (or scaled by a negative
+    // number, where the largest product is not the largest logit).
+    const bool plain = logit.cap == 0.0f && logit.scale > 0.0f;
+    if (!plain) {
+#pragma unroll
+      for (int r = 0; r < RowTiles; ++r) {
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) s[r][n][e] = logit(s[r][n][e]);
+        }
+      }
+    }
+    const int slot = origin + block * Keys;
+    if (!view.all_see(p, slot, slot + Keys)) mask(slot, s);
+    return plain ? logit.scale : 1.0f;
+  }
+
+  __device__ __forceinline__ void add_values(uint32_t values,
+                                             const float (&s)[RowTiles][kKeyTiles][4]) {
+#pragma unroll
+    for (int k = 0; k < Keys / 16; ++k) {
+      uint32_t weights[RowTiles][4];
+#pragma unroll
+      for (int r = 0; r < RowTiles; ++r) pack_weights(s[r], k, weights[r]);
+#pragma unroll
+      for (int n = 0; n < kValueTiles; n += 2) {
+        uint32_t value[4];
+        const int row = k * 16 + lane / 8 % 2 * 8 + lane % 8, d = n * 8 + lane / 16 * 8;
+        load_matrices_transposed(value,
+                                 values + static_cast<uint32_t>((row * kRow + d) * sizeof(T)));
+#pragma unroll
+        for (int r = 0; r < RowTiles; ++r) {
+          mma_16x8x16<T>(o[r][n], weights[r], value[0], value[1]);
+          mma_16x8x16<T>(o[r][n + 1], weights[r], value[2], value[3]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int r = 0; r < RowTiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        row_max[r][half] = -INFINITY;
+        row_sum[r][half] = 0.0f;
+      }
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[r][n][e] = 0.0f;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void stream() {
+    clear();
+    load_query();
+    if (blocks > 0) copy_block(0, page_in(0));
+    copy_async_commit();
+    int next = page_in(1);
+    const LogitScale logit(p);
+    for (int block = 0; block < blocks; ++block) {
+      copy_async_wait<0>();
+      __syncthreads();  // tile `block` is there for all, and nobody reads the other stage any more
+      if (block + 1 < blocks) copy_block(block + 1, next);
+      copy_async_commit();
+      next = page_in(block + 2);
+      if (origin + block * Keys >= warp_end) continue;
+      float s[RowTiles][kKeyTiles][4];
+      scores(keys_of(block), s);
+      float keep[RowTiles][2];
+      softmax(logits(block, logit, s), s, keep);
+      rescale(keep);
+      add_values(keys_of(block) + kTileBytes, s);
+    }
+    copy_async_wait<0>();
+  }
+
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int r = 0; r < RowTiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float sum = row_sum[r][half];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        const int row = (warp * RowTiles + r) * 16 + lane / 4 + half * 8;
+        if (row >= rows) continue;
+        const int token = row / group, head = kv_head * group + row % group;
+#pragma unroll
+        for (int n = 0; n < kValueTiles; ++n) {
+          const MergedState<2> state{
+              row_max[r][half], sum, {o[r][n][half * 2], o[r][n][half * 2 + 1]}};
+          write_state<T, 2>(p, a, view.tile, token, head, n * 8 + lane % 4 * 2, state, true);
+        }
+      }
+    }
+  }
+};
+
+/// Tiles of at most eight query rows, such as the decode rows of a mixed step, take the decode
+/// path: one launch serves both.
+template <class T, int D, int Warps, int RowTiles, int Keys, int DecodeStages>
+__global__ void __launch_bounds__(Warps* kWarp)
+    paged_ragged_kernel(const __grid_constant__ PagedAttentionParams p,
+                        const __grid_constant__ AttentionArrays a) {
+  extern __shared__ __align__(16) char shared[];
+  using Decode = PagedDecode<T, D, 1, 16, DecodeStages>;
+  const int kv_head = blockIdx.x % p.num_kv_heads;
+  prefetch_tables(p, a);
+  const TileView view(p, a, blockIdx.x / p.num_kv_heads);
+  if (view.tile.q_len * (p.num_qo_heads / p.num_kv_heads) <= Decode::kColumns) {
+    Decode decode(p, a, view, kv_head, Warps, shared);
+    decode.run(shared);
+  } else {
+    PagedRagged<T, D, Warps, RowTiles, Keys> ragged(p, a, view, kv_head, shared);
+    ragged.stream();
+    ragged.finish();
+  }
+  merge_in_launch<T>(p, a, view.tile, kv_head);
+}
+
+}  // namespace mlxcel::cuda

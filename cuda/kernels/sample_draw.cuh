@@ -1,0 +1,104 @@
+#pragma once
+
+#include "kernels/sample_cluster.cuh"
+#include "kernels/sample_noise.cuh"
+
+// Gumbel-max draws: argmax of logit / temperature + noise, in one pass over the row.
+
+namespace mlxcel::cuda {
+
+/// The largest logit and the leading token of a draw.
+struct Leader {
+  float max;  // NaN where the row has a NaN
+  float score;
+  float value;  // logit of the token
+  int index;    // vocab where no token has a score
+
+  __device__ static Leader none(int vocab) { return {-INFINITY, -INFINITY, -INFINITY, vocab}; }
+
+  /// In order of index: the first of equal scores leads.
+  __device__ void offer(float s, float v, int i) {
+    if (s > score) score = s, value = v, index = i;
+  }
+};
+
+__device__ __forceinline__ Leader combine(const Leader& a, const Leader& b) {
+  const bool first = a.score > b.score || (a.score == b.score && a.index < b.index);
+  Leader best = first ? a : b;
+  best.max = a.max > b.max || a.max != a.max ? a.max : b.max;
+  return best;
+}
+
+/// scale: log2(e) / temperature, the units of gumbel().
+__device__ __forceinline__ float draw_scale(const SampleRow& row) {
+  return 1.44269504f / row.temperature;
+}
+
+__device__ __forceinline__ PhiloxKey philox_key(const SampleRow& row) {
+  return {{row.seed[0], row.seed[1]}, {row.draw[0], row.draw[1]}};
+}
+
+/// Offers four tokens whose logits are q; without noise it is an argmax.
+template <bool kNoise>
+__device__ __forceinline__ void offer_quad(Leader& leader, const Quad& q, int index, float scale,
+                                           const PhiloxKey& key) {
+  uint4 bits;
+  if constexpr (kNoise) bits = philox(key, index / 4, RngStream::gumbel);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float x = q.at[i];
+    leader.offer(kNoise ? fmaf(x, scale, gumbel(word(bits, i))) : x, x, index + i);
+  }
+}
+
+__device__ __forceinline__ void track_max(Leader& leader, bool& nan, const Quad& q) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    nan |= q.at[i] != q.at[i];
+    leader.max = fmaxf(leader.max, q.at[i]);
+  }
+}
+
+/// What a row of a draw gives; the id is in range whatever the row holds.
+struct SampleOutput {
+  int32_t* ids;
+  bool* valid;
+  int32_t* rounds;
+
+  __device__ void write(int row, const Leader& leader, int vocab, int draws) const {
+    ids[row] = leader.index < vocab ? leader.index : 0;
+    valid[row] = leader.index < vocab && leader.max == leader.max;
+    rounds[row] = draws;
+  }
+};
+
+/// Greedy and temperature rows.
+template <int C>
+__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
+    draw_kernel(SampleParams params, Logits logits, const SampleRow* __restrict__ rows,
+                SampleOutput out) {
+  __shared__ ExchangeSlots<C> slots;
+  RowCluster<C> cluster(slots);
+  const int vocab = params.vocab;
+  const SampleRow row = rows[cluster.row()];
+  const PhiloxKey key = philox_key(row);
+  const float scale = draw_scale(row);
+  Leader leader = Leader::none(vocab);
+  bool nan = false;
+  const auto pass = [&](auto noise) {
+    for_row<C>(logits, cluster.row(), vocab, cluster.rank(), [&](int, int index, const Quad& q) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) nan |= q.at[i] != q.at[i];
+      offer_quad<decltype(noise)::value>(leader, q, index, scale, key);
+    });
+  };
+  if (is_greedy(row))
+    pass(std::false_type{});
+  else
+    pass(std::true_type{});
+  leader.max = nan ? NAN : leader.score;
+  leader = cluster.reduce(leader);
+  if (cluster.rank() == 0 && threadIdx.x == 0) out.write(cluster.row(), leader, vocab, 0);
+}
+
+}  // namespace mlxcel::cuda

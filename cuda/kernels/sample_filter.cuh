@@ -1,0 +1,195 @@
+#pragma once
+
+#include <cfloat>
+
+#include "kernels/sample_draw.cuh"
+#include "kernels/sample_list.cuh"
+
+// Draws among the tokens that top-k, min-p and top-p keep. The row is read from device memory once.
+//
+// A small top-k lists its tokens and finishes in one block. Without it a draw from a superset is
+// made while the row is read: where its winner is kept, it is the winner of the kept set too, since
+// the noise is the same. Else the next draw is among the tokens that rank before it. After
+// kMaxRounds of these the kept set is selected exactly.
+
+namespace mlxcel::cuda {
+
+constexpr int kMaxRounds = 4;
+
+/// One row's filters, in terms of raw logits.
+struct RowFilter {
+  float max;
+  float scale;    // of the draw, to log2 units
+  float weights;  // of the distribution that the filters see: weight = 2^((x - max) * weights)
+  float floor;    // min-p keeps x >= floor; finite
+  float top_p;
+  bool joint;
+
+  __device__ RowFilter(const SampleParams& params, const SampleRow& row, float row_max)
+      : max(row_max),
+        scale(draw_scale(row)),
+        weights(params.temperature_last ? 1.44269504f : scale),
+        floor(-FLT_MAX),
+        top_p(row.top_p),
+        joint(params.joint) {
+    if (row.min_p > 0.0f) {
+      const double temperature = params.temperature_last ? 1.0 : row.temperature;
+      const double lowest =
+          row_max + log(static_cast<double>(fminf(1.0f, row.min_p))) * temperature;
+      floor = fmaxf(-FLT_MAX, __double2float_ru(lowest));
+    }
+  }
+
+  __device__ float weight(float x) const { return fast_exp2((x - max) * weights); }
+};
+
+/// Filters and draws in rank 0's block, from its list of the first k tokens of n.
+__device__ __forceinline__ void draw_from_list(const RowFilter& filter, const PhiloxKey& key,
+                                               TokenList& list, int n, int k, double row_mass,
+                                               int row, int vocab, const SampleOutput& out) {
+  n = rank_list(list, n, k);
+  if (threadIdx.x >= kWarp) return;
+  const int lane = threadIdx.x;
+  float total = 0.0f;
+  for (int i = lane; i < n; i += kWarp) total += filter.weight(key_value(list.rank[i]));
+  total = filter.joint ? static_cast<float>(row_mass) : warp_sum(total);
+  const float target = filter.top_p < 1.0f ? filter.top_p * total : INFINITY;
+
+  Leader leader = Leader::none(vocab);
+  float before = 0.0f;  // mass of the tokens before this chunk
+  for (int begin = 0; begin < n && before < target; begin += kWarp) {
+    const int i = begin + lane;
+    const uint64_t token = i < n ? list.rank[i] : 0;
+    const float weight = i < n ? filter.weight(key_value(token)) : 0.0f;
+    float until = weight;
+#pragma unroll
+    for (int step = 1; step < kWarp; step *= 2) {
+      const float other = __shfl_up_sync(0xffffffffu, until, step);
+      if (lane >= step) until += other;
+    }
+    const float mine = __shfl_up_sync(0xffffffffu, until, 1);
+    if (i < n && before + (lane == 0 ? 0.0f : mine) < target) {
+      const int index = key_index(token);
+      const uint4 bits = philox(key, index / 4, RngStream::gumbel);
+      const float score = fmaf(key_value(token), filter.scale, gumbel(word(bits, index % 4)));
+      if (score > leader.score || (score == leader.score && index < leader.index)) {
+        leader = {0.0f, score, key_value(token), index};
+      }
+    }
+    before += __shfl_sync(0xffffffffu, until, kWarp - 1);
+  }
+  leader.max = 0.0f;
+  leader = warp_reduce(leader);
+  if (lane == 0) out.write(row, leader, vocab, 0);
+}
+
+/// The leader among the tokens that the cut keeps, in all threads.
+template <int C>
+__device__ __noinline__ Leader draw_within(const HeldRow<C>& row, Cut cut, float scale,
+                                           const PhiloxKey& key) {
+  Leader leader = Leader::none(row.vocab());
+  row.for_quads([&](int index, const Quad& q) {
+    Quad kept;
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool keep = cut.keeps(q.at[i], index + i);
+      kept.at[i] = keep ? q.at[i] : -INFINITY;
+      any |= keep;
+    }
+    if (any) offer_quad<true>(leader, kept, index, scale, key);
+  });
+  leader.max = leader.score;
+  return row.cluster().reduce(leader);
+}
+
+template <int C>
+__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
+    filter_kernel(SampleParams params, Logits logits, const SampleRow* __restrict__ rows,
+                  SampleOutput out) {
+  extern __shared__ float4 dynamic_shared[];
+  auto& shared = *reinterpret_cast<ListShared<C>*>(dynamic_shared);
+  if (threadIdx.x == 0) shared.list.count = 0;
+  RowCluster<C> cluster(shared.slots);
+  HeldRow<C> held(cluster, reinterpret_cast<float*>(&shared + 1), params.vocab);
+  const int vocab = params.vocab, at = cluster.row();
+  const SampleRow row = rows[at];
+  const PhiloxKey key = philox_key(row);
+  const bool has_top_k = row.top_k > 0 && row.top_k < vocab;
+  const bool noise = !is_greedy(row) && !has_top_k;  // else the leader is the argmax
+
+  Leader leader = Leader::none(vocab);
+  bool nan = false;
+  const auto read = [&](auto with_noise) {
+    for_row<C>(logits, at, vocab, cluster.rank(), [&](int tile, int index, const Quad& q) {
+      held.store(tile, q);
+      track_max(leader, nan, q);
+      offer_quad<decltype(with_noise)::value>(leader, q, index, draw_scale(row), key);
+    });
+  };
+  if (noise)
+    read(std::true_type{});
+  else
+    read(std::false_type{});
+  const float thread_max = leader.max;
+  if (nan) leader.max = NAN;
+  leader = cluster.reduce(leader);
+
+  const bool writes = cluster.rank() == 0 && threadIdx.x == 0;
+  if (!(leader.max < INFINITY) || leader.index == vocab || is_greedy(row) ||
+      !is_filtered(row, vocab)) {
+    if (writes) out.write(at, leader, vocab, 0);
+    return;
+  }
+  const RowFilter filter(params, row, leader.max);
+  const auto weight = [&](float v) { return filter.weight(v); };
+  Cut cut{filter.floor, vocab};
+  if (has_top_k) {
+    if (row.top_k <= kMaxListed) {
+      const float threshold =
+          fmaxf(filter.floor, top_threshold(cluster, shared.list, row.top_k, thread_max));
+      float mass = 0.0f;
+      if (filter.joint) held.for_each([&](float v, int) { mass += filter.weight(v); });
+      const Listed listed = send_to_list(held, shared.list, {threshold, vocab - 1}, mass);
+      if (listed.count <= kListSlots) {
+        if (cluster.rank() == 0) {
+          draw_from_list(filter, key, shared.list, listed.count, row.top_k, listed.extra, at, vocab,
+                         out);
+        }
+        return;
+      }
+    }
+    cut = held.select_top(row.top_k, cut);
+  }
+  if (has_top_k || !cut.keeps(leader.value, leader.index)) {
+    leader = draw_within(held, cut, filter.scale, key);
+  }
+  int round = 0;
+  if (filter.top_p < 1.0f) {
+    const auto before = [&](float v, int i) {
+      return v > leader.value || (v == leader.value && i < leader.index);
+    };
+    Sums mine{};
+    float total = 0.0f, above = 0.0f;
+    held.for_each([&](float v, int i) {
+      const float w = filter.weight(v);
+      total += filter.joint || cut.keeps(v, i) ? w : 0.0f;
+      above += before(v, i) ? w : 0.0f;
+    });
+    mine.mass[0] = total;
+    mine.mass[1] = above;
+    const Sums sums = cluster.reduce(mine);
+    const double target = filter.top_p * sums.mass[0];
+    double mass_above = sums.mass[1];
+    while (mass_above >= target && round < kMaxRounds) {
+      ++round;
+      cut = {leader.value, leader.index - 1};
+      if (round == kMaxRounds) cut = held.select_mass(target, cut, weight);
+      leader = draw_within(held, cut, filter.scale, key);
+      if (round < kMaxRounds) mass_above = held.mass(weight, before);
+    }
+  }
+  if (writes) out.write(at, leader, vocab, round);
+}
+
+}  // namespace mlxcel::cuda

@@ -1,0 +1,59 @@
+#include "encoder.h"
+#include "glue.h"
+#include "launchers.h"
+
+namespace mlxcel::cuda {
+namespace {
+
+AttentionArrays input_arrays(const PagedAttentionParams& params, const Arrays& inputs) {
+  AttentionArrays a{};
+  a.q = device_ptr<void>(inputs[0]);
+  a.k_pages = device_ptr<void>(inputs[1]);
+  a.v_pages = device_ptr<void>(inputs[2]);
+  a.kv_indptr = device_ptr<int32_t>(inputs[3]);
+  a.kv_indices = device_ptr<int32_t>(inputs[4]);
+  a.kv_last_page_len = device_ptr<int32_t>(inputs[5]);
+  a.tiles = device_ptr<AttentionTile>(inputs[6]);
+  a.merge_indptr = device_ptr<int32_t>(inputs[7]);
+  size_t next = 8;
+  if (params.has_qo_indptr) a.qo_indptr = device_ptr<int32_t>(inputs[next++]);
+  if (params.has_first_page_offset) a.first_page_offset = device_ptr<int32_t>(inputs[next++]);
+  if (params.has_sinks) a.sinks = device_ptr<float>(inputs[next++]);
+  a.num_indices = static_cast<int32_t>(inputs[4].size());
+  return a;
+}
+
+}  // namespace
+
+void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, Arrays& outputs,
+                     const mx::Stream& stream) {
+  EncoderLaunch launch(stream);
+  launch.declare(inputs, outputs, stream);
+  AttentionArrays a = input_arrays(params, inputs);
+  a.out = device_ptr<void>(outputs[0]);
+  a.lse = device_ptr<float>(outputs[1]);
+  if (params.num_partials > 0) {
+    const mx::array v =
+        workspace({params.num_partials, params.num_qo_heads, params.head_dim}, mx::float32, stream);
+    const mx::array lse =
+        workspace({params.num_partials, params.num_qo_heads}, mx::float32, stream);
+    const mx::array counters = stream_counters(params.num_groups * params.num_kv_heads, stream);
+    launch.writes(counters);
+    a.partial_v = device_ptr<float>(v);
+    a.partial_lse = device_ptr<float>(lse);
+    a.counters = device_ptr<int32_t>(counters);
+  }
+  launch_paged_attention(params, a, launch);
+}
+
+void paged_attention_partial(const PagedAttentionParams& params, const Arrays& inputs,
+                             Arrays& outputs, const mx::Stream& stream) {
+  EncoderLaunch launch(stream);
+  launch.declare(inputs, outputs, stream);
+  AttentionArrays a = input_arrays(params, inputs);
+  a.partial_v = device_ptr<float>(outputs[0]);
+  a.partial_lse = device_ptr<float>(outputs[1]);
+  launch_paged_attention(params, a, launch);
+}
+
+}  // namespace mlxcel::cuda

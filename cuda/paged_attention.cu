@@ -1,0 +1,169 @@
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "kernels/paged_simple.cuh"
+#include "launchers.h"
+#include "paged_attention_dispatch.h"
+
+namespace mlxcel::cuda {
+namespace {
+
+/// Calls f<D>() with the head dimension as a constant.
+template <class F>
+decltype(auto) with_head_dim(int head_dim, F&& f) {
+  switch (head_dim) {
+    case 64:
+      return f.template operator()<64>();
+    case 80:
+      return f.template operator()<80>();
+    case 96:
+      return f.template operator()<96>();
+    case 112:
+      return f.template operator()<112>();
+    case 128:
+      return f.template operator()<128>();
+    case 192:
+      return f.template operator()<192>();
+    case 256:
+      return f.template operator()<256>();
+  }
+  throw std::runtime_error("[paged_attention] has no CUDA kernel for head_dim " +
+                           std::to_string(head_dim) + ".");
+}
+
+const char* name(AttentionKernel kernel) {
+  switch (kernel) {
+    case AttentionKernel::decode:
+      return "decode";
+    case AttentionKernel::ragged:
+      return "ragged";
+    case AttentionKernel::ragged_sm90:
+      return "ragged_sm90";
+    default:
+      return "simple";
+  }
+}
+
+/// Every kernel that can serve the launch, best first.
+struct Choices {
+  AttentionConfig at[4];
+  int count = 0;
+  void add(AttentionConfig config) { at[count++] = config; }
+};
+
+Choices possible(const PagedAttentionParams& p, const DeviceInfo& device) {
+  Choices choices;
+  const int rows = query_rows(p);
+  if (p.dtype != FloatType::f32) {
+    const AttentionLimits limits =
+        with_head_dim(p.head_dim, [&]<int D>() { return attention_limits<D>(); });
+    const int tiles = rows <= 8 ? 1 : rows <= 16 ? 2 : 4, index = tiles / 2;
+    if (rows <= 8 * std::min(tiles, limits.max_column_tiles)) {
+      // One wave of blocks: eight warps a block fill an SM. More waves: two blocks of four, so that
+      // one starts while the other is busy (2026-11-29, H200: 3 to 8 % and 4 to 18 % apart).
+      const int wanted =
+          static_cast<int64_t>(p.num_tiles) * p.num_kv_heads <= device.num_sms ? 8 : 4;
+      const int warps = std::min(
+          wanted, (device.max_shared_bytes - limits.query_bytes[index]) / limits.warp_bytes[index]);
+      if (warps > 0) choices.add({AttentionKernel::decode, tiles, warps});
+    }
+    if (rows <= 128 && limits.has_sm90 && device.arch == 90) {
+      choices.add({AttentionKernel::ragged_sm90, 0, 8});
+    }
+    if (rows <= 128 && limits.ragged_bytes <= device.max_shared_bytes) {
+      choices.add({AttentionKernel::ragged, 0, 0});
+    }
+  }
+  choices.add({AttentionKernel::simple, 0, kSimpleWarps});
+  return choices;
+}
+
+/// The kernel asked for by MLXCEL_EXT_FORCE=paged_attention:<kernel>, or an empty string.
+std::string forced_kernel() {
+  const char* text = std::getenv("MLXCEL_EXT_FORCE");
+  const std::string all = text == nullptr ? "" : text, key = "paged_attention:";
+  const size_t at = all.find(key);
+  if (at == std::string::npos) return "";
+  const size_t begin = at + key.size();
+  return all.substr(begin, all.find(',', begin) - begin);
+}
+
+bool tracing() {
+  static const bool on = [] {
+    const char* text = std::getenv("MLXCEL_EXT_TRACE");
+    return text != nullptr && std::string(text) == "1";
+  }();
+  return on;
+}
+
+void trace(const PagedAttentionParams& p, const AttentionConfig& config) {
+  std::ostringstream line;
+  line << "[mlxcel] paged_attention heads " << p.num_qo_heads << "/" << p.num_kv_heads
+       << " head_dim " << p.head_dim << " page " << p.page_size << " max_q_len " << p.max_q_len
+       << " dtype " << static_cast<int>(p.dtype) << " -> " << config << "\n";
+  static std::mutex mutex;
+  static std::set<std::string> printed;
+  std::lock_guard lock(mutex);
+  if (printed.insert(line.str()).second) std::cerr << line.str();
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const AttentionConfig& config) {
+  out << name(config.kernel);
+  if (config.kernel == AttentionKernel::decode) {
+    out << " columns " << 8 * config.column_tiles << " warps " << config.warps;
+  }
+  return out;
+}
+
+AttentionConfig choose_attention(const PagedAttentionParams& params, const DeviceInfo& device) {
+  const Choices choices = possible(params, device);
+  AttentionConfig config = choices.at[0];
+  static const std::string forced = forced_kernel();
+  if (!forced.empty()) {
+    const auto* end = choices.at + choices.count;
+    const auto* it = std::find_if(
+        choices.at, end, [](const AttentionConfig& c) { return forced == name(c.kernel); });
+    if (it == end) {
+      throw std::runtime_error("[paged_attention] MLXCEL_EXT_FORCE asks for kernel '" + forced +
+                               "', which cannot serve this launch.");
+    }
+    config = *it;
+  }
+  if (tracing()) trace(params, config);
+  return config;
+}
+
+void launch_paged_attention(const PagedAttentionParams& params, const AttentionArrays& inputs,
+                            Launch& launch) {
+  if (params.num_tiles == 0) return;
+  const AttentionConfig config = choose_attention(params, device_info());
+  AttentionArrays arrays = inputs;
+  // K and V of up to a few times the L2 cache stream past it: what it holds (dirty lines too, which
+  // would have to be written back first) stays. Above, that costs 3 % of the bandwidth instead.
+  const int64_t kv_bytes = static_cast<int64_t>(inputs.num_indices) * params.page_size *
+                           params.num_kv_heads * params.head_dim * 4;
+  arrays.evict_first = kv_bytes <= int64_t{6} * device_info().l2_bytes ? 1 : 0;
+  if (config.kernel == AttentionKernel::simple) {
+    dispatch(params.dtype, [&](auto type) {
+      launch(paged_simple_kernel<typename decltype(type)::type>,
+             dim3(static_cast<unsigned>(params.num_tiles) * params.num_kv_heads),
+             kSimpleWarps * kWarp, 0, params, arrays);
+    });
+    return;
+  }
+  with_head_dim(params.head_dim, [&]<int D>() {
+    if (params.dtype == FloatType::f16)
+      launch_attention<f16, D>(config, params, arrays, launch);
+    else
+      launch_attention<bf16, D>(config, params, arrays, launch);
+  });
+}
+
+}  // namespace mlxcel::cuda

@@ -1,0 +1,5 @@
+#include "kernels/paged_attention_launch.cuh"
+
+namespace mlxcel::cuda {
+MLXCEL_ATTENTION_HEAD_DIM(96)
+}  // namespace mlxcel::cuda

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <iosfwd>
+
+#include "attention_arrays.h"
+#include "launch.h"
+
+namespace mlxcel::cuda {
+
+/// The kernels that can serve an attention launch.
+enum class AttentionKernel {
+  decode,  // keys as rows of the product; up to 32 query rows a tile (paged_decode.cuh)
+  ragged,  // query rows as rows of the product; up to 128 a tile, decode tiles in the same launch
+           // (paged_ragged.cuh)
+  ragged_sm90,  // the same with warpgroup products, head_dim 64 and 128 (paged_ragged_sm90.cuh)
+  simple,       // f32 arithmetic; everything else (paged_simple.cuh)
+};
+
+struct AttentionConfig {
+  AttentionKernel kernel;
+  int column_tiles;  // decode: eights of query rows
+  int warps;
+};
+
+/// Query rows of the largest tile: tokens x heads of a KV head's group.
+inline int query_rows(const PagedAttentionParams& p) {
+  return p.max_q_len * (p.num_qo_heads / p.num_kv_heads);
+}
+
+/// What the choice depends on besides the problem: the kernels of one head dimension.
+struct AttentionLimits {
+  int max_column_tiles;
+  int warp_bytes[3];   // shared memory of a decode warp, with 1, 2 and 4 column tiles
+  int query_bytes[3];  // on top, whatever the number of warps
+  bool has_sm90;       // a ragged_sm90 kernel exists
+  int ragged_bytes;    // of a ragged block
+};
+
+/// For head_dim D; instantiated by paged_attention_d<D>.cu.
+template <int D>
+AttentionLimits attention_limits();
+
+template <class T, int D>
+void launch_attention(const AttentionConfig& config, const PagedAttentionParams& params,
+                      const AttentionArrays& arrays, Launch& launch);
+
+/// First match in the dispatch table; MLXCEL_EXT_FORCE=paged_attention:<kernel> takes that kernel
+/// where it can serve the launch. MLXCEL_EXT_TRACE=1 prints each distinct choice once to stderr.
+AttentionConfig choose_attention(const PagedAttentionParams& params, const DeviceInfo& device);
+
+std::ostream& operator<<(std::ostream& out, const AttentionConfig& config);
+
+}  // namespace mlxcel::cuda

@@ -1,0 +1,23 @@
+#include "kernels/sample_chain.cuh"
+#include "launchers.h"
+#include "sample_cluster.h"
+
+namespace mlxcel::cuda {
+
+void launch_chain_speculative_sample(const ChainParams& params, const int32_t* draft_ids,
+                                     const float* draft_probs, const float* target_probs,
+                                     const ChainRow* rows, int32_t* ids, int32_t* num_accepted,
+                                     Launch& launch, int cluster) {
+  if (params.batch == 0) return;
+  if (cluster == 0) {
+    cluster = cluster_for(params.batch, params.vocab, 4 * device_info().num_sms);
+  }
+  with_cluster(cluster, [&](auto size) {
+    constexpr int C = decltype(size)::value;
+    allow_cluster(chain_kernel<C>, C);
+    launch(chain_kernel<C>, static_cast<unsigned>(params.batch * C), kRowThreads, 0, params,
+           draft_ids, draft_probs, target_probs, rows, ids, num_accepted);
+  });
+}
+
+}  // namespace mlxcel::cuda

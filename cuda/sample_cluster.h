@@ -1,0 +1,61 @@
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/sample_cluster.cuh"
+#include "launch.h"
+
+namespace mlxcel::cuda {
+
+/// Calls f(std::integral_constant<int, size>{}) for a cluster size of 2, 4, 8 or 16.
+template <class F>
+void with_cluster(int size, F&& f) {
+  switch (size) {
+    case 2:
+      return f(std::integral_constant<int, 2>{});
+    case 4:
+      return f(std::integral_constant<int, 4>{});
+    case 8:
+      return f(std::integral_constant<int, 8>{});
+    default:
+      return f(std::integral_constant<int, 16>{});
+  }
+}
+
+/// Clusters of more than 8 blocks must be asked for.
+template <class Kernel>
+void allow_cluster(Kernel kernel, int size) {
+  if (size <= 8) return;
+  MLXCEL_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+}
+
+/// The smallest cluster with which `rows` rows make at least `blocks` blocks, but no more blocks to
+/// a row than it has tiles.
+inline int cluster_for(int rows, int vocab, int blocks) {
+  int size = 2;
+  while (size < 16 && size * rows < blocks && vocab > size * kTile) size *= 2;
+  return size;
+}
+
+/// The same where blocks hold their tokens in shared memory: two fit a multiprocessor.
+inline int held_cluster(int rows, int vocab) {
+  constexpr int kHeldTokens = 22528;
+  int size = cluster_for(rows, vocab, 2 * device_info().num_sms);
+  while (size < 16 && vocab > size * kHeldTokens) size *= 2;
+  return size;
+}
+
+template <int C>
+size_t held_bytes(int vocab) {
+  return size_t{sizeof(float) * kTile} * tiles_per_block<C>(vocab);
+}
+
+/// MLX's buffers are aligned; a slice of one may not be.
+inline Logits logits_of(const void* data, FloatType dtype, int vocab) {
+  const size_t item = dtype == FloatType::f32 ? 4 : 2;
+  return {data, dtype, vocab % 4 == 0 && all_aligned(4 * item, data)};
+}
+
+}  // namespace mlxcel::cuda

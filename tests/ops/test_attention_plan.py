@@ -1,0 +1,205 @@
+"""plan_attention: every query token sees each of its pages exactly once, and the work is even."""
+
+from __future__ import annotations
+
+import heapq
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxcel_ext import PageTable, num_threads, plan_attention, set_num_threads
+from mlxcel_ext.ops import PlanTarget, cpu_target, cuda_target
+from mlxcel_ext.ops.attention_plan import default_target
+
+REQUEST, Q_BEGIN, Q_LEN, PAGE_BEGIN, PAGE_END, PARTIAL, NUM_CHUNKS, GROUP = range(8)
+HEADS = {"num_qo_heads": 8, "num_kv_heads": 2}
+
+
+def table_of(kv_len: list[int], page_size: int = 16) -> PageTable:
+    pages, next_id = [], 0
+    for n in kv_len:
+        count = -(-n // page_size)
+        pages.append(range(next_id, next_id + count))
+        next_id += count
+    return PageTable.from_pages(pages, kv_len, page_size)
+
+
+def check_cover(plan, table: PageTable, qo_len: list[int], causal: bool, window_left: int) -> None:
+    """Tiles cover exactly the pages that a token may see; partial rows are used once and in order."""
+    indptr = np.cumsum([0, *qo_len])
+    nnz = int(indptr[-1])
+    owner = np.repeat(np.arange(len(qo_len)), qo_len)
+    seen = [np.zeros(int(n), int) for n in table.num_pages[owner]]
+    partial_owner = np.full(plan.num_partials, -1)
+    tiles_of = np.zeros(nnz, int)
+    for t in plan.tiles:
+        for i in range(t[Q_LEN]):
+            token = t[Q_BEGIN] + i
+            assert owner[token] == t[REQUEST]
+            seen[token][t[PAGE_BEGIN] : t[PAGE_END]] += 1
+            tiles_of[token] += 1
+            if t[PARTIAL] >= 0:
+                row = t[PARTIAL] + i * t[NUM_CHUNKS]
+                assert partial_owner[row] == -1
+                partial_owner[row] = token
+    assert (tiles_of >= 1).all()
+    counts = np.diff(plan.merge_indptr)
+    np.testing.assert_array_equal(partial_owner, np.repeat(np.arange(nnz), counts))
+    assert (tiles_of[counts == 0] == 1).all()  # written by its one tile
+    assert (tiles_of[counts > 0] == counts[counts > 0]).all()
+    size = table.page_size
+    for token in range(nnz):
+        r = owner[token]
+        own = int(table.kv_len[r]) - qo_len[r] + token - int(indptr[r])
+        end = own + 1 if causal else int(table.kv_len[r])
+        begin = max(own - window_left, 0) if window_left >= 0 else 0
+        assert (seen[token] <= 1).all()
+        if end > begin:
+            assert (seen[token][begin // size : -(-end // size)] == 1).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 90)), min_size=1, max_size=8),
+    page_size=st.sampled_from([1, 4, 16, 128]),
+    causal=st.booleans(),
+    window_left=st.sampled_from([-1, 0, 50]),
+    batch_invariant=st.booleans(),
+    partial=st.booleans(),
+    target=st.sampled_from(
+        [cpu_target(2), cuda_target(132), PlanTarget(64, 8, 4, 1, 1, 8, 64), PlanTarget(1, 1, 1, 1, 1, 1, 1)]
+    ),
+)
+def test_every_token_sees_its_pages_once(
+    requests, page_size, causal, window_left, batch_invariant, partial, target
+):
+    table = table_of([n for n, _ in requests], page_size)
+    qo_len = [min(q, n) if n else q % 3 for n, q in requests]
+    plan = plan_attention(
+        table,
+        np.cumsum([0, *qo_len]),
+        causal=causal,
+        window_left=window_left,
+        batch_invariant=batch_invariant,
+        partial=partial,
+        target=target,
+        **HEADS,
+    )
+    check_cover(plan, table, qo_len, causal, window_left)
+    if partial:
+        assert (np.diff(plan.merge_indptr) >= 1).all()
+
+
+def makespan(plan, slots: int, num_kv_heads: int, overhead: float) -> float:
+    """Time of `slots` workers that take (tile, head) pairs in order, in KV tokens."""
+    free = [0.0] * slots
+    for t in plan.tiles:
+        for _ in range(num_kv_heads):
+            heapq.heappush(free, heapq.heappop(free) + float(t[PAGE_END] - t[PAGE_BEGIN]) * 16 + overhead)
+    return max(free)
+
+
+@pytest.mark.parametrize(
+    "kv_len",
+    [
+        [65536] + [512] * 31,
+        [8192] * 4,
+        [4096],
+        [1024] * 64,
+        [100_000, 50_000, 200, 100],
+        list(range(64, 8256, 128)),
+    ],
+)
+@pytest.mark.parametrize("slots", [2, 16, 264])
+def test_workers_finish_close_together(kv_len, slots):
+    table = table_of(kv_len)
+    plan = plan_attention(table, target=PlanTarget(slots, 64, 16, 256, 32, 8, 2048), **HEADS)
+    ideal = max(sum(kv_len) * 2 / slots, 256)
+    assert makespan(plan, slots, 2, 32) <= 1.35 * ideal + 300
+
+
+def test_longest_tiles_come_first():
+    plan = plan_attention(table_of([16, 4096, 160, 1600]), target=cpu_target(1), **HEADS)
+    pages = plan.tiles[:, PAGE_END] - plan.tiles[:, PAGE_BEGIN]
+    assert (np.diff(pages) <= 0).all()
+
+
+def test_batch_invariant_chunks_depend_on_the_request_alone():
+    def chunks(kv_len, request, slots):
+        plan = plan_attention(
+            table_of(kv_len), batch_invariant=True, target=PlanTarget(slots, 64, 4, 64, 32, 8, 256), **HEADS
+        )
+        mine = plan.tiles[plan.tiles[:, REQUEST] == request]
+        return sorted(map(tuple, mine[:, [PAGE_BEGIN, PAGE_END]]))
+
+    alone = chunks([1000], 0, 2)
+    assert alone == [(0, 16), (16, 32), (32, 48), (48, 63)]
+    assert chunks([5, 1000, 60_000], 1, 2) == alone
+    assert chunks([1000] * 40, 17, 264) == alone
+
+
+def test_plan_is_reusable_while_page_counts_stay():
+    plan = plan_attention(table_of([20, 40]), **HEADS)
+    assert plan.matches(table_of([32, 33]))
+    assert not plan.matches(table_of([33, 40]))
+    assert not plan.matches(table_of([20, 40], 8))
+    assert not plan.matches(table_of([20]))
+    indptr = np.array([0, 3, 5], np.int32)
+    assert not plan.matches(table_of([20, 40]), indptr)
+    ragged = plan_attention(table_of([20, 40]), indptr, **HEADS)
+    assert ragged.matches(table_of([21, 41]), [0, 3, 5])
+    assert not ragged.matches(table_of([21, 41]), [0, 2, 5])
+    assert not ragged.matches(table_of([21, 41]))
+
+
+def test_plan_is_immutable_and_printable():
+    plan = plan_attention(table_of([20, 40]), target=cpu_target(2), **HEADS)
+    assert str(plan) == (
+        "AttentionPlan(requests=2, pages=5, query_tokens=2, tiles=2, chunks<=1, partial_rows=0, causal=True, "
+        "window_left=-1, batch_invariant=False)"
+    )
+    with pytest.raises(ValueError, match="read-only"):
+        plan.tiles[0, 0] = 7
+    with pytest.raises(AttributeError):
+        plan.tiles = None
+    tiles = plan.tiles
+    del plan
+    assert tiles[:, REQUEST].tolist() == [1, 0]
+
+
+def test_default_target_follows_the_device_and_the_threads():
+    threads = num_threads()
+    try:
+        set_num_threads(3)
+        assert default_target(mx.cpu).slots == 3
+        assert default_target(mx.default_stream(mx.cpu)).slots == 3
+    finally:
+        set_num_threads(threads)
+    assert default_target(mx.gpu).slots == cuda_target(132).slots
+    assert default_target().slots == default_target(mx.default_device()).slots
+
+
+def test_empty_plans():
+    plan = plan_attention(PageTable([0], [], [], 16), **HEADS)
+    assert plan.tiles.shape == (0, 8)
+    assert plan.merge_indptr.tolist() == [0]
+    plan = plan_attention(table_of([0, 0]), [0, 0, 2], **HEADS)
+    assert plan.tiles[:, [REQUEST, Q_LEN, PAGE_BEGIN, PAGE_END, PARTIAL]].tolist() == [[1, 2, 0, 0, -1]]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"qo_indptr": [0, 1]}, r"qo_indptr must have batch \+ 1 = 3 elements, got 2"),
+        ({"qo_indptr": [1, 1, 2]}, r"qo_indptr must start at 0, got 1"),
+        ({"num_qo_heads": 7}, r"num_qo_heads must be a multiple of num_kv_heads, got 7 and 2"),
+        ({"num_kv_heads": 0}, r"num_qo_heads must be a multiple of num_kv_heads, got 8 and 0"),
+        ({"window_left": -2}, r"window_left must be -1 or more, got -2"),
+    ],
+)
+def test_bad_input_is_a_value_error(change, text):
+    with pytest.raises(ValueError, match=r"^\[plan_attention\] " + text):
+        plan_attention(table_of([20, 40]), **(HEADS | change))
