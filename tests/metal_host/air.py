@@ -79,7 +79,10 @@ class Metallib:
                 tags[tag] = self._data[tag_at + 6 : tag_at + 6 + length]
                 tag_at += 6 + length
             offset = struct.unpack("<3Q", tags[b"OFFT"])[2]
-            self._functions[tags[b"NAME"].rstrip(b"\0").decode()] = (offset, struct.unpack("<Q", tags[b"MDSZ"])[0])
+            self._functions[tags[b"NAME"].rstrip(b"\0").decode()] = (
+                offset,
+                struct.unpack("<Q", tags[b"MDSZ"])[0],
+            )
             at += size
 
     def __len__(self) -> int:
@@ -138,7 +141,9 @@ class AppleKernel(Library):
             parameters.append("ulong" if a.kind == "buffer" else _TYPES[a.type])
             is_buffer = a.kind == "buffer"
             values.append(
-                f"A->buffer[{a.index}]" if is_buffer else f"({_TYPES[a.type]})mtlh::input({BUILTIN_INPUTS[a.kind]})"
+                f"A->buffer[{a.index}]"
+                if is_buffer
+                else f"({_TYPES[a.type]})mtlh::input({BUILTIN_INPUTS[a.kind]})"
             )
         set_up = f'void set_up() __asm__("{constructor}");' if constructor else "void set_up() {}"
         launcher = (

@@ -1,6 +1,6 @@
 """The ops through a given build of the Metal host code: exits with an error where that is wrong.
 
-    python -m tests.metal_host.host_case BACKEND.so
+python -m tests.metal_host.host_case BACKEND.so
 """
 
 from __future__ import annotations

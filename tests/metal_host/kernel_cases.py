@@ -19,7 +19,8 @@ F32, BF16 = 0, 2  # FloatType
 @functools.cache
 def _embedder():
     spec = importlib.util.spec_from_file_location("embed_kernels", ROOT / "metal" / "embed_kernels.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -173,7 +174,9 @@ class AttentionProblem:
 
     def _check(self, partial_v, partial_lse, out, lse, window: int) -> None:
         for r, n in enumerate(self.kv_len):
-            tokens = [(self.pages[self.indptr[r] + t // self.page_size], t % self.page_size) for t in range(n)]
+            tokens = [
+                (self.pages[self.indptr[r] + t // self.page_size], t % self.page_size) for t in range(n)
+            ]
             k, v = (np.array([pool[t] for t in tokens], np.float64) for pool in (self.k, self.v))
             for i in range(self.qo_len[r]):
                 row, own = self.qo_indptr[r] + i, n - self.qo_len[r] + i
@@ -182,7 +185,10 @@ class AttentionProblem:
                 for h in range(self.hq):
                     s = k[low : own + 1, h // 2] @ self.q[row, h].astype(np.float64) * 0.125
                     p = np.exp(s - s.max())
-                    want, want_lse = p @ v[low : own + 1, h // 2] / p.sum(), (s.max() + np.log(p.sum())) / np.log(2)
+                    want, want_lse = (
+                        p @ v[low : own + 1, h // 2] / p.sum(),
+                        (s.max() + np.log(p.sum())) / np.log(2),
+                    )
                     got, got_lse = out[row, h], lse[row, h]
                     if end > begin:
                         w = np.exp2(partial_lse[begin:end, h].astype(np.float64))

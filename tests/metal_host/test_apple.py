@@ -54,14 +54,18 @@ INSTANCES
 
 
 def ours(header: str, instances: dict[str, str]) -> Library:
-    lines = "\n".join(f'template [[host_name("{n}")]] [[kernel]] decltype({e}) {e};' for n, e in instances.items())
+    lines = "\n".join(
+        f'template [[host_name("{n}")]] [[kernel]] decltype({e}) {e};' for n, e in instances.items()
+    )
     source = PRELUDE.replace("HEADER", header).replace("INSTANCES", lines)
     return Library(source, include=(str(WHEEL / "include"),), lint=False)
 
 
 @pytest.fixture(scope="module")
 def softmax() -> Library:
-    return ours("softmax.h", {f"block_softmax_{n}": f"softmax_single_row<{t}>" for t, (n, *_) in TYPES.items()})
+    return ours(
+        "softmax.h", {f"block_softmax_{n}": f"softmax_single_row<{t}>" for t, (n, *_) in TYPES.items()}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +102,11 @@ def test_attention_is_bit_identical_to_apples_compiler(metallib, sdpa, kind):
     _, convert, _ = TYPES[kind]
     rng = np.random.default_rng(6)
     n, d, heads, kv_heads = 300, 64, 4, 2
-    q, k, v = (convert(rng.standard_normal(s).astype(np.float32)) for s in ((heads, 2, d), *[(kv_heads, n, d)] * 2))
+    q, k, v = (
+        convert(rng.standard_normal(s).astype(np.float32)) for s in ((heads, 2, d), *[(kv_heads, n, d)] * 2)
+    )
     numbers = [np.int32(2), np.int32(n), *map(np.uint64, (n * d, d, n * d, d)), np.float32(0.125)]
     buffers = dict(enumerate([q, k, v, np.zeros_like(q), *(np.atleast_1d(x) for x in numbers)]))
-    constants = {i: False for i in sdpa.transform.function_constants} | {"do_causal": True}
+    constants = dict.fromkeys(sdpa.transform.function_constants, False) | {"do_causal": True}
     grid = {"groups": (heads, 2), "group": (1024,), "constants": constants}
     assert_identical(metallib, sdpa, f"sdpa_vector_{kind}_64_64", buffers, 3, **grid)

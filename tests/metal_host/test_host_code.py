@@ -56,23 +56,48 @@ def build_backend(folder: pathlib.Path, mutated: str | None, text: str) -> pathl
     # A loaded backend exports its table and does not register itself.
     kept = [x for x in sources["backend.cpp"].splitlines() if "kRegistered" not in x]
     sources["backend.cpp"] = "\n".join(kept) + EXPORT
-    objects = [str(p) for p in sorted((OBJECTS / "metal").rglob("*.o")) if p.name.removesuffix(".o") not in sources]
+    objects = [
+        str(p) for p in sorted((OBJECTS / "metal").rglob("*.o")) if p.name.removesuffix(".o") not in sources
+    ]
     objects.append(str(OBJECTS / "tests/metal_host/fake/device.cpp.o"))
     for name, source in sources.items():
         (folder / name).write_text(source)
         target = str(folder / f"{name}.o")
-        command = ["g++", "-std=c++20", "-O0", "-fPIC", "-fvisibility=hidden", *INCLUDES, "-c", str(folder / name), "-o", target]
+        command = [
+            "g++",
+            "-std=c++20",
+            "-O0",
+            "-fPIC",
+            "-fvisibility=hidden",
+            *INCLUDES,
+            "-c",
+            str(folder / name),
+            "-o",
+            target,
+        ]
         subprocess.run(command, check=True)
         objects.append(target)
     library = folder / "backend.so"
-    link = ["g++", "-shared", *objects, f"-L{MLX}/lib", "-lmlx", f"-Wl,-rpath,{MLX}/lib", "-ldl", "-o", str(library)]
+    link = [
+        "g++",
+        "-shared",
+        *objects,
+        f"-L{MLX}/lib",
+        "-lmlx",
+        f"-Wl,-rpath,{MLX}/lib",
+        "-ldl",
+        "-o",
+        str(library),
+    ]
     subprocess.run(link, check=True)
     return library
 
 
 def run_case(library: pathlib.Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.metal_host.host_case", str(library)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=os.environ, timeout=300)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, env=os.environ, timeout=300
+    )
 
 
 def test_unchanged_host_code_passes(tmp_path):

@@ -11,7 +11,9 @@ from tests.metal_host.kernel_mutants import MUTANTS, Mutant
 from tests.metal_host.transform import MetalError
 
 # The attention kernels have 84 and 21 instances, all of one text: the cases and the op tests compile those they run.
-FULLY_COMPILED = sorted(p.stem for p in KERNELS.glob("*.metal") if p.stem not in ("paged_attention", "paged_attention_matrix"))
+FULLY_COMPILED = sorted(
+    p.stem for p in KERNELS.glob("*.metal") if p.stem not in ("paged_attention", "paged_attention_matrix")
+)
 
 
 @pytest.mark.parametrize("stem", FULLY_COMPILED)
