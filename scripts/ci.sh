@@ -30,7 +30,7 @@ stage "the README's test command"
 "$bin/python" -m pytest
 
 stage "Metal, emulated (never run on Apple hardware)"
-command -v clang++-19 llvm-dis-19 >/dev/null || apt-get install -y -q clang-19 llvm-19 >/dev/null
+{ command -v clang++-19 && command -v llvm-dis-19; } >/dev/null || apt-get install -y -q clang-19 llvm-19 >/dev/null
 "$bin/pip" install -q nanobind==3.1.0 cmake ninja
 "$bin/pip" download -q --no-deps --only-binary=:all: --platform macosx_14_0_arm64 -d build/mlx-metal mlx-metal==0.32.4
 "$bin/python" -m zipfile -e build/mlx-metal/*.whl build/mlx-metal/unpacked
