@@ -32,6 +32,14 @@ def stream(request: pytest.FixtureRequest) -> mx.Device:
     return mx.gpu if request.param == "gpu" else mx.cpu
 
 
+@pytest.fixture(autouse=METAL_EMULATED)
+def no_late_errors():
+    """A task's error is raised by the stream's next wait: let that come within the test that caused it."""
+    yield
+    if METAL_EMULATED:
+        mx.synchronize(mx.default_stream(mx.cpu))
+
+
 @pytest.fixture(params=DTYPES)
 def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
     return DTYPES[request.param]

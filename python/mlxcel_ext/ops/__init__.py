@@ -1,7 +1,7 @@
 """The ops: compiled MLX primitives with CPU, CUDA and Metal kernels behind one Python signature each."""
 
 from .attention import lse_to_natural, merge_states, paged_attention, paged_attention_partial
-from .attention_plan import AttentionPlan, PlanTarget, cpu_target, cuda_target, plan_attention
+from .attention_plan import AttentionPlan, PlanTarget, cpu_target, cuda_target, metal_target, plan_attention
 from .kvcache import rope_append
 from .linear import PackedWeight, linear, quantized_linear, swiglu
 from .norm import add_rms_norm
@@ -39,6 +39,7 @@ __all__ = [
     "linear",
     "lse_to_natural",
     "merge_states",
+    "metal_target",
     "min_p_renorm",
     "paged_attention",
     "paged_attention_partial",
