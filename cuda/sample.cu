@@ -9,7 +9,7 @@ void launch_sample(const SampleParams& params, const void* logits, const SampleR
   const bool filters = params.work == SampleWork::filters;
   if (cluster == 0) {
     cluster = filters ? held_cluster(params.batch, params.vocab)
-                      : cluster_for(params.batch, params.vocab, 4 * device_info().num_sms);
+                      : cluster_for(params.batch, params.vocab);
   }
   with_cluster(cluster, [&](auto size) {
     constexpr int C = decltype(size)::value;

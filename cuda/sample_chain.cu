@@ -10,7 +10,7 @@ void launch_chain_speculative_sample(const ChainParams& params, const int32_t* d
                                      Launch& launch, int cluster) {
   if (params.batch == 0) return;
   if (cluster == 0) {
-    cluster = cluster_for(params.batch, params.vocab, 4 * device_info().num_sms);
+    cluster = cluster_for(params.batch, params.vocab);
   }
   with_cluster(cluster, [&](auto size) {
     constexpr int C = decltype(size)::value;

@@ -31,18 +31,19 @@ void allow_cluster(Kernel kernel, int size) {
       cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
 }
 
-/// The smallest cluster with which `rows` rows make at least `blocks` blocks, but no more blocks to
-/// a row than it has tiles.
-inline int cluster_for(int rows, int vocab, int blocks) {
+/// Blocks that share a row: enough to give every multiprocessor one, but no more than the row has
+/// tiles. Clusters of 16 are slow to place: for one or two rows alone.
+inline int cluster_for(int rows, int vocab) {
+  const int most = rows <= 2 ? 16 : 8;
   int size = 2;
-  while (size < 16 && size * rows < blocks && vocab > size * kTile) size *= 2;
+  while (size < most && size * rows < device_info().num_sms && vocab > size * kTile) size *= 2;
   return size;
 }
 
 /// The same where blocks hold their tokens in shared memory: two fit a multiprocessor.
 inline int held_cluster(int rows, int vocab) {
-  constexpr int kHeldTokens = 22528;
-  int size = cluster_for(rows, vocab, 2 * device_info().num_sms);
+  constexpr int kHeldTokens = 20480;
+  int size = cluster_for(rows, vocab);
   while (size < 16 && vocab > size * kHeldTokens) size *= 2;
   return size;
 }

@@ -72,21 +72,22 @@ struct SampleOutput {
   }
 };
 
-/// Greedy and temperature rows.
+/// Greedy and temperature rows. Four blocks to a multiprocessor hide the latency of the loads.
 template <int C>
-__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
+__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads, 4)
     draw_kernel(SampleParams params, Logits logits, const SampleRow* __restrict__ rows,
                 SampleOutput out) {
   __shared__ ExchangeSlots<C> slots;
   RowCluster<C> cluster(slots);
   const int vocab = params.vocab;
+  RowReader<C, 2> reader(logits, cluster.row(), vocab, cluster.rank());
   const SampleRow row = rows[cluster.row()];
   const PhiloxKey key = philox_key(row);
   const float scale = draw_scale(row);
   Leader leader = Leader::none(vocab);
   bool nan = false;
   const auto pass = [&](auto noise) {
-    for_row<C>(logits, cluster.row(), vocab, cluster.rank(), [&](int, int index, const Quad& q) {
+    reader.for_quads([&](int, int index, const Quad& q) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) nan |= q.at[i] != q.at[i];
       offer_quad<decltype(noise)::value>(leader, q, index, scale, key);

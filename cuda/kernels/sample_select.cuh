@@ -12,7 +12,9 @@ struct Cut {
   float value;
   int index;
 
-  __device__ bool keeps(float v, int i) const { return v > value || (v == value && i <= index); }
+  __device__ __forceinline__ bool keeps(float v, int i) const {
+    return v > value || (v == value && i <= index);
+  }
 };
 
 /// Keys in the order of the floats; -0 must have been made +0.
@@ -39,36 +41,29 @@ __device__ __forceinline__ int key_index(uint64_t key) {
 struct Sums {
   double mass[2];
 };
-struct Counts {
-  int count[4];
-};
 
 __device__ __forceinline__ Sums combine(const Sums& a, const Sums& b) {
   return {{a.mass[0] + b.mass[0], a.mass[1] + b.mass[1]}};
-}
-__device__ __forceinline__ Counts combine(const Counts& a, const Counts& b) {
-  return {{a.count[0] + b.count[0], a.count[1] + b.count[1], a.count[2] + b.count[2],
-           a.count[3] + b.count[3]}};
 }
 
 /// The calling thread's share of a row in shared memory.
 template <int C>
 class HeldRow {
  public:
-  __device__ HeldRow(RowCluster<C>& cluster, float* values, int vocab)
+  __device__ __forceinline__ HeldRow(RowCluster<C>& cluster, float* values, int vocab)
       : cluster_(cluster), values_(values), vocab_(vocab) {}
 
-  __device__ RowCluster<C>& cluster() const { return cluster_; }
-  __device__ int vocab() const { return vocab_; }
+  __device__ __forceinline__ RowCluster<C>& cluster() const { return cluster_; }
+  __device__ __forceinline__ int vocab() const { return vocab_; }
 
-  __device__ void store(int tile, const Quad& q) {
+  __device__ __forceinline__ void store(int tile, const Quad& q) {
     float4 v{q.at[0] + 0.0f, q.at[1] + 0.0f, q.at[2] + 0.0f, q.at[3] + 0.0f};
     *reinterpret_cast<float4*>(values_ + tile * kTile + 4 * threadIdx.x) = v;
   }
 
   /// Calls fn(index of the first of four tokens, the four), in order of index.
   template <class Fn>
-  __device__ void for_quads(Fn fn) const {
+  __device__ __forceinline__ void for_quads(Fn fn) const {
     const int tiles = tiles_per_block<C>(vocab_);
     const int first = cluster_.rank() * kTile + 4 * static_cast<int>(threadIdx.x);
 #pragma unroll 2
@@ -80,7 +75,7 @@ class HeldRow {
 
   /// Calls fn(value, index) for each token.
   template <class Fn>
-  __device__ void for_each(Fn fn) const {
+  __device__ __forceinline__ void for_each(Fn fn) const {
     for_quads([&](int index, const Quad& q) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) fn(q.at[i], index + i);
@@ -89,23 +84,23 @@ class HeldRow {
 
   /// Number of tokens in the row for which test(value, index) holds.
   template <class Test>
-  __device__ int count(Test test) const {
+  __device__ __forceinline__ int count(Test test) const {
     int mine = 0;
     for_each([&](float v, int i) { mine += test(v, i); });
-    return cluster_.reduce(Counts{{mine, 0, 0, 0}}).count[0];
+    return cluster_.sum(mine);
   }
 
   /// Sum of weight(value) over the tokens for which test(value, index) holds. It never shrinks
   /// where the set grows: the terms are added in a fixed order.
   template <class Weight, class Test>
-  __device__ double mass(Weight weight, Test test) const {
+  __device__ __forceinline__ double mass(Weight weight, Test test) const {
     float mine = 0.0f;
     for_each([&](float v, int i) { mine += test(v, i) ? weight(v) : 0.0f; });
     return cluster_.reduce(Sums{{mine, 0.0}}).mass[0];
   }
 
   /// The cut after the first k tokens of those that `within` keeps.
-  __device__ Cut select_top(int k, Cut within) const {
+  __device__ __forceinline__ Cut select_top(int k, Cut within) const {
     if (count([&](float v, int i) { return within.keeps(v, i); }) <= k) return within;
     const float value = largest_value([&](float trial) {
       return count([&](float v, int i) { return v >= trial && within.keeps(v, i); }) >= k;
@@ -117,7 +112,7 @@ class HeldRow {
   /// The cut after the smallest set of first tokens whose weights reach `target`, which the tokens
   /// that `within` keeps must do.
   template <class Weight>
-  __device__ Cut select_mass(double target, Cut within, Weight weight) const {
+  __device__ __forceinline__ Cut select_mass(double target, Cut within, Weight weight) const {
     const float value = largest_value([&](float trial) {
       return mass(weight, [&](float v, int i) { return v >= trial && within.keeps(v, i); }) >=
              target;
@@ -131,8 +126,9 @@ class HeldRow {
   /// The largest value for which `reached` holds; it holds for some finite value, and for every
   /// smaller one. 32 steps.
   template <class Reached>
-  __device__ float largest_value(Reached reached) const {
+  __device__ __forceinline__ float largest_value(Reached reached) const {
     uint32_t key = 0;
+#pragma unroll 1
     for (uint32_t bit = 0x80000000u; bit != 0; bit /= 2) {
       if (reached(from_order_key(key | bit))) key |= bit;
     }
@@ -140,9 +136,9 @@ class HeldRow {
   }
 
   /// Index of the n-th (from 1) of the tokens of this value. 18 steps.
-  __device__ int nth_equal(float value, int n) const {
-    if (count([&](float v, int) { return v == value; }) <= n) return vocab_;
+  __device__ __forceinline__ int nth_equal(float value, int n) const {
     int index = 0;
+#pragma unroll 1
     for (int bit = 1 << 17; bit != 0; bit /= 2) {
       const int trial = index | bit;
       if (count([&](float v, int i) { return v == value && i < trial; }) < n) index = trial;
