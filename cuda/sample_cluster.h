@@ -23,6 +23,13 @@ void with_cluster(int size, F&& f) {
   }
 }
 
+/// The same, or one block.
+template <class F>
+void with_cluster_or_block(int size, F&& f) {
+  if (size == 1) return f(std::integral_constant<int, 1>{});
+  with_cluster(size, f);
+}
+
 /// Clusters of more than 8 blocks must be asked for.
 template <class Kernel>
 void allow_cluster(Kernel kernel, int size) {
@@ -31,12 +38,26 @@ void allow_cluster(Kernel kernel, int size) {
       cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
 }
 
-/// Blocks that share a row: enough to give every multiprocessor one, but no more than the row has
-/// tiles. Clusters of 16 are slow to place: for one or two rows alone.
+/// Blocks that share a row: enough to give almost every multiprocessor one, but no more than the
+/// row has tiles. Clusters of 16 are slow to place: for one or two rows alone.
 inline int cluster_for(int rows, int vocab) {
-  const int most = rows <= 2 ? 16 : 8;
+  const int most = rows <= 2 && vocab > 65536 ? 16 : 8;
   int size = 2;
-  while (size < most && size * rows < device_info().num_sms && vocab > size * kTile) size *= 2;
+  while (size < most && size * rows < device_info().num_sms * 9 / 10 && vocab > size * kTile) {
+    size *= 2;
+  }
+  return size;
+}
+
+/// The most blocks that are all resident at once, `per_sm` to a multiprocessor, with two tiles or
+/// more to each.
+inline int resident_cluster(int rows, int vocab, int per_sm) {
+  const int most = rows <= 2 && vocab > 65536 ? 16 : 8;
+  int size = 1;
+  while (size < most && 2 * size * rows <= device_info().num_sms * per_sm &&
+         vocab > 2 * size * kTile) {
+    size *= 2;
+  }
   return size;
 }
 

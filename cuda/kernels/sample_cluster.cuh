@@ -40,11 +40,12 @@ __device__ __forceinline__ T from_packet(const Packet& p) {
   return value;
 }
 
-/// Combines 16-byte values of a warp's lanes, in all of these. T has a commutative combine(a, b).
-template <class T>
+/// Combines 16-byte values of runs of `Width` lanes, in all of these. T has a commutative
+/// combine(a, b).
+template <int Width = kWarp, class T>
 __device__ __forceinline__ T warp_reduce(T value) {
 #pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) {
+  for (int step = Width / 2; step > 0; step /= 2) {
     Packet other = as_packet(value);
 #pragma unroll
     for (int i = 0; i < 4; ++i) other.word[i] = __shfl_xor_sync(0xffffffffu, other.word[i], step);
@@ -141,12 +142,12 @@ class RowCluster {
   __device__ __forceinline__ T reduce(const T& value) {
     const Packet* packets = exchange(as_packet(warp_reduce(value)));
     const int lane = threadIdx.x % kWarp;
-    T all = from_packet<T>(packets[lane]);
+    T all = from_packet<T>(packets[lane % kWarps]);
 #pragma unroll
     for (int i = kWarp; i < kWarps; i += kWarp) {
       all = combine(all, from_packet<T>(packets[lane + i]));
     }
-    return warp_reduce(all);
+    return warp_reduce<(kWarps < kWarp ? kWarps : kWarp)>(all);  // one block has half a warp's
   }
 
   /// Sum over the cluster, in all threads.
@@ -156,7 +157,9 @@ class RowCluster {
     const int lane = threadIdx.x % kWarp;
     uint32_t all = 0;
 #pragma unroll
-    for (int i = 0; i < kWarps; i += kWarp) all += packets[lane + i].word[0];
+    for (int i = 0; i < kWarps; i += kWarp) {
+      all += lane + i < kWarps ? packets[lane + i].word[0] : 0;
+    }
     return static_cast<int>(__reduce_add_sync(0xffffffffu, all));
   }
 
@@ -218,6 +221,14 @@ class RowReader {
         first_(rank * kTile + 4 * static_cast<int>(threadIdx.x)),
         begin_(static_cast<int64_t>(row) * vocab) {
     load(0);
+  }
+
+  /// Largest value of the first batch, NaN left out.
+  __device__ __forceinline__ float first_max() const {
+    float max = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < 4 * kBatch; ++i) max = fmaxf(max, quads_[i / 4].at[i % 4]);
+    return max;
   }
 
   /// Calls fn(tile, index of the first of four tokens, the four), in order of index. Once.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cfloat>
+#include <climits>
 
 #include "kernels/sample_draw.cuh"
 #include "kernels/sample_list.cuh"

@@ -7,7 +7,7 @@
 
 namespace mlxcel::cuda {
 
-constexpr int kMaxListed = 512;   // largest k
+constexpr int kMaxListed = kMaxListedTopK;
 constexpr int kListSlots = 2048;  // tokens that a threshold may let through
 
 struct TokenList {

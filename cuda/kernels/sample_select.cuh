@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/sample_cluster.cuh"
+#include "kernels/sample_noise.cuh"
 
 // Exact selection over a row that a cluster holds in shared memory. Tokens are ranked by value,
 // largest first, and then by index, lowest first.
@@ -16,15 +17,6 @@ struct Cut {
     return v > value || (v == value && i <= index);
   }
 };
-
-/// Keys in the order of the floats; -0 must have been made +0.
-__device__ __forceinline__ uint32_t order_key(float x) {
-  const uint32_t u = __float_as_uint(x);
-  return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
-__device__ __forceinline__ float from_order_key(uint32_t key) {
-  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
-}
 
 /// The token's rank as one number, larger for an earlier rank.
 __device__ __forceinline__ uint64_t rank_key(float value, int index) {
@@ -46,37 +38,21 @@ __device__ __forceinline__ Sums combine(const Sums& a, const Sums& b) {
   return {{a.mass[0] + b.mass[0], a.mass[1] + b.mass[1]}};
 }
 
-/// The calling thread's share of a row in shared memory.
-template <int C>
-class HeldRow {
+/// Selection over the tokens of a row. Row::for_quads(fn) calls fn(index of the first of four
+/// tokens, the four) for the calling thread's tokens, in order of index.
+template <class Row, int C>
+class RowSelect {
  public:
-  __device__ __forceinline__ HeldRow(RowCluster<C>& cluster, float* values, int vocab)
-      : cluster_(cluster), values_(values), vocab_(vocab) {}
+  __device__ __forceinline__ RowSelect(RowCluster<C>& cluster, int vocab)
+      : cluster_(cluster), vocab_(vocab) {}
 
   __device__ __forceinline__ RowCluster<C>& cluster() const { return cluster_; }
   __device__ __forceinline__ int vocab() const { return vocab_; }
 
-  __device__ __forceinline__ void store(int tile, const Quad& q) {
-    float4 v{q.at[0] + 0.0f, q.at[1] + 0.0f, q.at[2] + 0.0f, q.at[3] + 0.0f};
-    *reinterpret_cast<float4*>(values_ + tile * kTile + 4 * threadIdx.x) = v;
-  }
-
-  /// Calls fn(index of the first of four tokens, the four), in order of index.
-  template <class Fn>
-  __device__ __forceinline__ void for_quads(Fn fn) const {
-    const int tiles = tiles_per_block<C>(vocab_);
-    const int first = cluster_.rank() * kTile + 4 * static_cast<int>(threadIdx.x);
-#pragma unroll 2
-    for (int t = 0; t < tiles; ++t) {
-      const float4 v = *reinterpret_cast<const float4*>(values_ + t * kTile + 4 * threadIdx.x);
-      fn(t * C * kTile + first, Quad{{v.x, v.y, v.z, v.w}});
-    }
-  }
-
   /// Calls fn(value, index) for each token.
   template <class Fn>
   __device__ __forceinline__ void for_each(Fn fn) const {
-    for_quads([&](int index, const Quad& q) {
+    self().for_quads([&](int index, const Quad& q) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) fn(q.at[i], index + i);
     });
@@ -146,9 +122,54 @@ class HeldRow {
     return index;
   }
 
+  __device__ __forceinline__ const Row& self() const { return static_cast<const Row&>(*this); }
+
   RowCluster<C>& cluster_;
-  float* values_;
   int vocab_;
+};
+
+/// A row in the cluster's shared memory. Each thread reads only what it wrote itself.
+template <int C>
+class HeldRow : public RowSelect<HeldRow<C>, C> {
+ public:
+  __device__ __forceinline__ HeldRow(RowCluster<C>& cluster, float* values, int vocab)
+      : RowSelect<HeldRow<C>, C>(cluster, vocab), values_(values) {}
+
+  __device__ __forceinline__ void store(int tile, const Quad& q) {
+    const float4 v{q.at[0], q.at[1], q.at[2], q.at[3]};
+    *reinterpret_cast<float4*>(values_ + tile * kTile + 4 * threadIdx.x) = v;
+  }
+
+  template <class Fn>
+  __device__ __forceinline__ void for_quads(Fn fn) const {
+    const int tiles = tiles_per_block<C>(this->vocab());
+    const int first = this->cluster().rank() * kTile + 4 * static_cast<int>(threadIdx.x);
+#pragma unroll 2
+    for (int t = 0; t < tiles; ++t) {
+      const float4 v = *reinterpret_cast<const float4*>(values_ + t * kTile + 4 * threadIdx.x);
+      fn(t * C * kTile + first, Quad{{v.x, v.y, v.z, v.w}});
+    }
+  }
+
+ private:
+  float* values_;
+};
+
+/// A row that is read again, from L2 where it is still there.
+template <int C>
+class ReadRow : public RowSelect<ReadRow<C>, C> {
+ public:
+  __device__ __forceinline__ ReadRow(RowCluster<C>& cluster, const Logits& logits, int vocab)
+      : RowSelect<ReadRow<C>, C>(cluster, vocab), logits_(logits) {}
+
+  template <class Fn>
+  __device__ __forceinline__ void for_quads(Fn fn) const {
+    RowReader<C, 2> reader(logits_, this->cluster().row(), this->vocab(), this->cluster().rank());
+    reader.for_quads([&](int, int index, const Quad& q) { fn(index, q); });
+  }
+
+ private:
+  const Logits& logits_;
 };
 
 }  // namespace mlxcel::cuda
