@@ -10,23 +10,30 @@ void launch_sample(const SampleParams& params, const void* logits, const SampleR
   if (params.batch == 0) return;
   const Logits input = logits_of(logits, params.dtype, params.vocab);
   const SampleOutput out{ids, valid, rounds};
-  const auto run = [&](auto kernel, int size, size_t shared) {
-    allow_cluster(kernel, size);
+  const auto run = [&](auto kernel, int size, size_t shared, int carveout) {
+    allow_cluster(kernel, size, carveout);
     launch(kernel, static_cast<unsigned>(params.batch * size), kRowThreads, shared, params, input,
            rows, out);
   };
-  switch (params.work) {
+  const int sms = device_info().num_sms;
+  SampleWork work = params.work;
+  // Few rows: their blocks have few tokens each, and hold them as cheaply as they stream them.
+  if (work == SampleWork::top_k && params.batch <= 16 && cluster == 0) work = SampleWork::filters;
+  switch (work) {
     case SampleWork::greedy:
     case SampleWork::temperature:
-      if (cluster == 0) cluster = cluster_for(params.batch, params.vocab);
-      return with_cluster(cluster, [&](auto size) { run(draw_kernel<size>, size, 0); });
+      if (cluster == 0) cluster = cluster_for(params.batch, params.vocab, sms * 9 / 10);
+      return with_cluster_or_block(cluster,
+                                   [&](auto size) { run(draw_kernel<size>, size, 0, -1); });
     case SampleWork::top_k:
-      if (cluster == 0) cluster = resident_cluster(params.batch, params.vocab, 2);
-      return with_cluster_or_block(cluster, [&](auto size) { run(top_k_kernel<size>, size, 0); });
+      if (cluster == 0) cluster = cluster_for(params.batch, params.vocab, sms * 9 / 10);
+      return with_cluster_or_block(cluster,
+                                   [&](auto size) { run(top_k_kernel<size>, size, 0, 50); });
     case SampleWork::filters:
       if (cluster == 0) cluster = held_cluster(params.batch, params.vocab);
       return with_cluster(cluster, [&](auto size) {
-        run(filter_kernel<size>, size, sizeof(ListShared<size>) + held_bytes<size>(params.vocab));
+        run(filter_kernel<size>, size, sizeof(ListShared<size>) + held_bytes<size>(params.vocab),
+            100);
       });
   }
 }

@@ -58,6 +58,7 @@ template <int C>
 struct alignas(16) ExchangeSlots {
   Packet packet[2][C * kRowWarps];
   uint64_t barrier[2];
+  uint64_t arrived;  // of what `send` sends
 };
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
@@ -78,9 +79,8 @@ class RowCluster {
 
   __device__ __forceinline__ explicit RowCluster(ExchangeSlots<C>& slots) : slots_(slots) {
     if (threadIdx.x == 0) {
-      for (int i = 0; i < 2; ++i) {
-        asm volatile(
-            "mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&slots_.barrier[i])));
+      for (const uint64_t* barrier : {&slots_.barrier[0], &slots_.barrier[1], &slots_.arrived}) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)));
       }
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -103,11 +103,7 @@ class RowCluster {
     ++exchanges_;
     const int lane = threadIdx.x % kWarp;
     const uint32_t barrier = shared_address(&slots_.barrier[parity]);
-    if (threadIdx.x == 0) {
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
-                   "r"(static_cast<uint32_t>(sizeof(Packet) * kWarps))
-                   : "memory");
-    }
+    if (threadIdx.x == 0) expect(barrier, sizeof(Packet) * kWarps);
     if (lane < C) {
       const uint32_t slot = shared_address(&slots_.packet[parity][warp()]);
       asm volatile(
@@ -117,17 +113,7 @@ class RowCluster {
           "r"(remote_address(barrier, lane))
           : "memory");
     }
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "WAIT:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra.uni DONE;\n"
-        "bra.uni WAIT;\n"
-        "DONE:\n"
-        "}" ::"r"(barrier),
-        "r"(phase)
-        : "memory");
+    await(barrier, phase);
     return slots_.packet[parity];
   }
 
@@ -163,13 +149,42 @@ class RowCluster {
     return static_cast<int>(__reduce_add_sync(0xffffffffu, all));
   }
 
-  /// Orders remote writes before what any block reads after it. Once.
-  __device__ __forceinline__ void sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  /// Writes 8 bytes to a shared address of rank 0's block, as given for the caller's own. A cluster
+  /// sends once, to one receiver, after an exchange.
+  __device__ __forceinline__ void send(uint32_t address, uint64_t value) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(
+            remote_address(address, 0)),
+        "l"(value), "r"(remote_address(shared_address(&slots_.arrived), 0))
+        : "memory");
+  }
+
+  /// Waits, in rank 0's block, for the `count` values that the cluster sends.
+  __device__ __forceinline__ void receive(int count) {
+    const uint32_t barrier = shared_address(&slots_.arrived);
+    if (threadIdx.x == 0) expect(barrier, 8 * count);
+    await(barrier, 0);
   }
 
  private:
+  __device__ static __forceinline__ void expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+  }
+  __device__ static __forceinline__ void await(uint32_t barrier, uint32_t phase) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "WAIT:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra.uni DONE;\n"
+        "bra.uni WAIT;\n"
+        "DONE:\n"
+        "}" ::"r"(barrier),
+        "r"(phase)
+        : "memory");
+  }
+
   ExchangeSlots<C>& slots_;
   uint32_t exchanges_ = 0;
 };

@@ -92,15 +92,16 @@ struct SampleOutput {
   }
 };
 
-/// Greedy and temperature rows. Four blocks to a multiprocessor hide the latency of the loads.
+/// Greedy and temperature rows. A cluster's blocks are many: four to a multiprocessor hide the
+/// latency of the loads. Blocks that have a row each are few, and have more loads in flight.
 template <int C>
-__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads, 4)
+__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads, C == 1 ? 2 : 4)
     draw_kernel(SampleParams params, Logits logits, const SampleRow* __restrict__ rows,
                 SampleOutput out) {
   __shared__ ExchangeSlots<C> slots;
   RowCluster<C> cluster(slots);
   const int vocab = params.vocab;
-  RowReader<C, 2> reader(logits, cluster.row(), vocab, cluster.rank());
+  RowReader<C, C == 1 ? 4 : 2> reader(logits, cluster.row(), vocab, cluster.rank());
   const SampleRow row = rows[cluster.row()];
   const PhiloxKey key = philox_key(row);
   const float scale = draw_scale(row);

@@ -107,14 +107,14 @@ __device__ __forceinline__ Listed send_to_list(const HeldRow<C>& row, TokenList&
   all = warp_reduce(all);
   if (all.count > kListSlots) return all;
   if (mine > 0) {
-    uint32_t slot = remote_address(shared_address(list.key), 0) + 8 * (all.before + until - mine);
+    uint32_t slot = shared_address(list.key) + 8 * (all.before + until - mine);
     row.for_each([&](float v, int i) {
       if (!cut.keeps(v, i)) return;
-      asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(slot), "l"(rank_key(v, i)) : "memory");
+      cluster.send(slot, rank_key(v, i));
       slot += 8;
     });
   }
-  cluster.sync();
+  if (cluster.rank() == 0) cluster.receive(all.count);
   return all;
 }
 

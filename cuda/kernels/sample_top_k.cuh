@@ -89,13 +89,13 @@ __device__ __forceinline__ int gather(RowCluster<C>& cluster, TopKShared<C>& sha
   total = __reduce_add_sync(0xffffffffu, total);
   before = __reduce_add_sync(0xffffffffu, before);
   if (total > kListSlots) return static_cast<int>(total);
-  uint32_t slot = remote_address(shared_address(shared.list.key), 0) + 8 * (before + until - mine);
+  uint32_t slot = shared_address(shared.list.key) + 8 * (before + until - mine);
   for (int i = threadIdx.x; i < kept; i += kRowThreads) {
     if (shared.kept[i] < least) continue;
-    asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(slot), "l"(shared.kept[i]) : "memory");
+    cluster.send(slot, shared.kept[i]);
     slot += 8;
   }
-  cluster.sync();
+  if (cluster.rank() == 0) cluster.receive(total);
   return static_cast<int>(total);
 }
 
