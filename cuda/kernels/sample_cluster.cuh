@@ -224,8 +224,9 @@ struct Logits {
   }
 };
 
-/// Reads the calling thread's tokens of a row, kBatch tiles at a time.
-template <int C, int kBatch>
+/// Reads the calling thread's tokens of a row, kBatch tiles at a time. With kAhead the next batch
+/// is on its way to L2 meanwhile: for kernels with few threads to hide the latency.
+template <int C, int kBatch, bool kAhead = false>
 class RowReader {
  public:
   /// Starts to load: what the caller reads next has its latency hidden by this, and the other way
@@ -275,6 +276,19 @@ class RowReader {
     for (int i = 0; i < kBatch; ++i) {
       const int index = (tile + i) * C * kTile + first_;
       quads_[i] = logits_.template load<T>(begin_ + index, index, vocab_);
+    }
+    if constexpr (kAhead) {
+      constexpr int kLineLanes = 128 / (4 * sizeof(T));  // lanes that share a line
+      if (threadIdx.x % kLineLanes == 0) {
+#pragma unroll
+        for (int i = kBatch; i < 2 * kBatch; ++i) {
+          const int index = (tile + i) * C * kTile + first_;
+          if (index < vocab_) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const T*>(logits_.data) +
+                                                          begin_ + index));
+          }
+        }
+      }
     }
   }
 
