@@ -146,7 +146,8 @@ void launch_paged_attention(const PagedAttentionParams& params, const AttentionA
   const AttentionConfig config = choose_attention(params, device_info());
   AttentionArrays arrays = inputs;
   // K and V of up to a few times the L2 cache stream past it: what it holds (dirty lines too, which
-  // would have to be written back first) stays. Above, that costs 3 % of the bandwidth instead.
+  // would have to be written back first) stays. Above, that costs 3 % of the bandwidth instead
+  // (2026-11-29, H200).
   const int64_t kv_bytes = static_cast<int64_t>(inputs.num_indices) * params.page_size *
                            params.num_kv_heads * params.head_dim * 4;
   arrays.evict_first = kv_bytes <= int64_t{6} * device_info().l2_bytes ? 1 : 0;

@@ -35,7 +35,7 @@ def cuda_target(num_sms: int) -> _ext.PlanTarget:
         slots=num_sms,
         tile_rows=128,
         rows_per_token=64,
-        min_chunk_tokens=128,
+        min_chunk_tokens=256,
         tile_overhead=128,
         max_waves=4,
         invariant_chunk_tokens=2048,
