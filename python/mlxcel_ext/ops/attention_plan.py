@@ -37,7 +37,7 @@ def cuda_target(num_sms: int) -> _ext.PlanTarget:
         rows_per_token=64,
         min_chunk_tokens=256,
         tile_overhead=128,
-        max_waves=4,
+        max_waves=16,
         invariant_chunk_tokens=2048,
     )
 
