@@ -63,7 +63,7 @@ class Kernels:
     """The library, and a timer for its calls."""
 
     def __init__(self, path: str) -> None:
-        self.lib = ctypes.CDLL(path)
+        self.lib = ctypes.CDLL(str(Path(path).resolve()))
         self.evict = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
         self.num_sms = torch.cuda.get_device_properties(0).multi_processor_count
 

@@ -111,7 +111,9 @@ __device__ __forceinline__ int page_of(const TileView& view, int page_shift, int
   return slot < view.end ? __ldg(view.pages + (slot >> page_shift)) : 0;
 }
 
-/// Logits in log2 units: scaled, and capped where a cap is set.
+/// Logits in log2 units: scaled, and capped where a cap is set. Exact: to f32's last bits, else to
+/// what a 16-bit product is worth.
+template <bool Exact = false>
 struct LogitScale {
   float scale, cap, inv_cap;
 
@@ -123,6 +125,7 @@ struct LogitScale {
   __device__ __forceinline__ float operator()(float dot) const {
     const float x = dot * scale;
     if (cap == 0.0f) return x;
+    if constexpr (Exact) return cap * tanhf(x * inv_cap);
     // tanh(y) = 1 - 2 / (e^2y + 1): exact at both ends, where e^2y is 0 or inf.
     const float e = exp2_fast(2.0f * kLog2e * x * inv_cap);
     return cap * (1.0f - __fdividef(2.0f, e + 1.0f));

@@ -188,7 +188,7 @@ struct PagedRagged {
   }
 
   /// Scales, caps and masks the products of a block; returns the factor left for softmax.
-  __device__ __forceinline__ float logits(int block, const LogitScale& logit,
+  __device__ __forceinline__ float logits(int block, const LogitScale<>& logit,
                                           float (&s)[RowTiles][kKeyTiles][4]) const {
     // The scale is folded into the exponent unless the logits are capped (or scaled by a negative
     // number, where the largest product is not the largest logit).
@@ -252,7 +252,7 @@ struct PagedRagged {
     if (blocks > 0) copy_block(0, page_in(0));
     copy_async_commit();
     int next = page_in(1);
-    const LogitScale logit(p);
+    const LogitScale<> logit(p);
     for (int block = 0; block < blocks; ++block) {
       copy_async_wait<0>();
       __syncthreads();  // tile `block` is there for all, and nobody reads the other stage any more

@@ -100,7 +100,7 @@ struct PagedRaggedSm90 : PagedRagged<T, D, 8, 1, 128> {
     copy_async_commit();
     // Page ids of this lane's slots in the next blocks of V and K to copy, read a tile ahead.
     int page_v = page_in(0), page_k = page_in(1);
-    const LogitScale logit(p);
+    const LogitScale<> logit(p);
     float s[1][16][4], keep[1][2];
     uint32_t weights[8][4];
 

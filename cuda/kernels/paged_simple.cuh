@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kSimpleWarps* kWarp)
   const int kv_head = blockIdx.x % p.num_kv_heads, lane = threadIdx.x % kWarp;
   const int group = p.num_qo_heads / p.num_kv_heads, page_shift = page_shift_of(p);
   const TileView view(p, a, blockIdx.x / p.num_kv_heads);
-  const LogitScale logit(p);
+  const LogitScale<true> logit(p);
   float* query = queries[threadIdx.x / kWarp];
   const T* k_pages = static_cast<const T*>(a.k_pages);
   const T* v_pages = static_cast<const T*>(a.v_pages);
