@@ -31,6 +31,8 @@ def cpu_target(threads: int) -> _ext.PlanTarget:
 @functools.cache
 def cuda_target(num_sms: int) -> _ext.PlanTarget:
     """Target of the CUDA kernels on a GPU with ``num_sms`` multiprocessors."""
+    # H200, 2026-11-29: chunks of 128 tokens cost 10 % at 4096 tokens of one request (more states to merge); fewer
+    # than 8 waves leave skewed batches unbalanced (2,850 instead of 4,060 GB/s).
     return _ext.PlanTarget(
         slots=num_sms,
         tile_rows=128,
