@@ -8,8 +8,11 @@ stage() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
 stage "environment"
 nvcc --version 2>/dev/null | tail -n 1 || echo "nvcc is not on PATH: the CUDA library is NOT compiled in this run"
-# The dashboard is tested in a real browser.
-command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
+# The dashboard is tested in a real browser; clang compiles the Metal kernels for the emulation.
+if ! { command -v chromium && command -v clang++-19 && command -v llvm-dis-19; } >/dev/null; then
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends chromium clang-19 llvm-19 >/dev/null
+fi
 venv=build/ci-venv
 python3 -m venv "$venv"
 bin=$PWD/$venv/bin
@@ -39,7 +42,6 @@ build/fuzz-venv/bin/pip install -q schemathesis
 PYTHON=$bin/python ST=$PWD/build/fuzz-venv/bin/st scripts/fuzz_openapi.sh 10
 
 stage "Metal, emulated (never run on Apple hardware)"
-{ command -v clang++-19 && command -v llvm-dis-19; } >/dev/null || apt-get install -y -q clang-19 llvm-19 >/dev/null
 "$bin/pip" install -q nanobind==3.1.0 cmake ninja
 "$bin/pip" download -q --no-deps --only-binary=:all: --platform macosx_14_0_arm64 -d build/mlx-metal mlx-metal==0.32.4
 "$bin/python" -m zipfile -e build/mlx-metal/*.whl build/mlx-metal/unpacked
