@@ -36,6 +36,9 @@ scripts/check_wheel.sh "$wheel"
 stage "the README's test command"
 "$bin/python" -m pytest
 
+stage "the dashboard in a browser"
+"$bin/python" -m pytest -m browser tests/server
+
 stage "fuzz the server from its OpenAPI document"
 python3 -m venv build/fuzz-venv
 build/fuzz-venv/bin/pip install -q schemathesis
