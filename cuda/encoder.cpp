@@ -22,7 +22,7 @@ void EncoderLaunch::submit(const void* kernel, dim3 grid, dim3 block, size_t sha
                            void** params) {
   struct Function {
     CUfunction handle = nullptr;
-    int cluster = 0;  // blocks, where the kernel has clusters
+    int cluster = 0;  // its __cluster_dims__ (1 too is a cluster), or 0
   };
   thread_local std::unordered_map<const void*, Function> functions;
   Function& function = functions[kernel];
@@ -35,7 +35,7 @@ void EncoderLaunch::submit(const void* kernel, dim3 grid, dim3 block, size_t sha
     MLXCEL_CUDA_CHECK(cudaGetFuncBySymbol(&function.handle, kernel));
   }
   allow_shared_bytes(kernel, shared_bytes);
-  if (function.cluster > 1) {
+  if (function.cluster > 0) {
     submit_cluster(kernel, function.cluster, grid, block, shared_bytes, params);
   } else {
     encoder_.add_kernel_node_raw(function.handle, grid, block, {},
