@@ -33,6 +33,7 @@ class ConstantModel:
     """No arithmetic at all."""
 
     dtype = mx.float32
+    attention_path = "none"
 
     def __init__(self) -> None:
         self.config = SimpleNamespace(

@@ -112,7 +112,7 @@ def main() -> int:
         print("  ".join(f"{name} {value:.4g}" for name, value in figures.items()) + note, flush=True)
         if options.out:
             with open(options.out, "a", encoding="utf-8") as file:
-                file.write(json.dumps({**figures, "comparable": sound, **vars(options)}) + "\n")
+                file.write(json.dumps({**vars(options), **figures, "comparable": sound}) + "\n")
     return 0 if comparable else 2
 
 

@@ -1,5 +1,6 @@
 #include "encoder.h"
 
+#include <string>
 #include <unordered_map>
 
 namespace mlxcel::cuda {
@@ -19,16 +20,46 @@ void EncoderLaunch::declare(const Arrays& inputs, Arrays& outputs, const mx::Str
 
 void EncoderLaunch::submit(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
                            void** params) {
-  // libmlx has a CUDA runtime of its own, which does not know our kernels' symbols. A CUfunction
-  // is known to both.
-  thread_local std::unordered_map<const void*, CUfunction> functions;
-  CUfunction& function = functions[kernel];
-  if (function == nullptr) {
-    MLXCEL_CUDA_CHECK(cudaGetFuncBySymbol(&function, kernel));
+  struct Function {
+    CUfunction handle = nullptr;
+    int cluster = 0;  // blocks, where the kernel has clusters
+  };
+  thread_local std::unordered_map<const void*, Function> functions;
+  Function& function = functions[kernel];
+  if (function.handle == nullptr) {
+    cudaFuncAttributes attributes;
+    MLXCEL_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+    function.cluster = attributes.requiredClusterWidth;
+    // libmlx has a CUDA runtime of its own, which does not know our kernels' symbols. A CUfunction
+    // is known to both.
+    MLXCEL_CUDA_CHECK(cudaGetFuncBySymbol(&function.handle, kernel));
   }
   allow_shared_bytes(kernel, shared_bytes);
-  encoder_.add_kernel_node_raw(function, grid, block, {}, static_cast<uint32_t>(shared_bytes),
-                               params);
+  if (function.cluster > 1) {
+    submit_cluster(kernel, function.cluster, grid, block, shared_bytes, params);
+  } else {
+    encoder_.add_kernel_node_raw(function.handle, grid, block, {},
+                                 static_cast<uint32_t>(shared_bytes), params);
+  }
+}
+
+void EncoderLaunch::submit_cluster(const void* kernel, int cluster, dim3 grid, dim3 block,
+                                   size_t shared_bytes, void** params) {
+  // MLX reuses an instantiated graph for one with the same key, and the key of a plain kernel node
+  // does not say its cluster's size; but CUDA updates a node wrongly to another cluster size. A
+  // child graph has a key of its own.
+  cudaGraph_t child;
+  MLXCEL_CUDA_CHECK(cudaGraphCreate(&child, 0));
+  cudaKernelNodeParams node_params{};
+  node_params.func = const_cast<void*>(kernel);
+  node_params.gridDim = grid;
+  node_params.blockDim = block;
+  node_params.sharedMemBytes = static_cast<unsigned>(shared_bytes);
+  node_params.kernelParams = params;
+  cudaGraphNode_t node;
+  MLXCEL_CUDA_CHECK(cudaGraphAddKernelNode(&node, child, nullptr, 0, &node_params));
+  encoder_.add_graph_node(child, "(K" + std::to_string(cluster) + ")", true);
+  MLXCEL_CUDA_CHECK(cudaGraphDestroy(child));
 }
 
 }  // namespace mlxcel::cuda

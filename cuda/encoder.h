@@ -47,6 +47,9 @@ class EncoderLaunch final : public Launch {
               void** params) override;
 
  private:
+  void submit_cluster(const void* kernel, int cluster, dim3 grid, dim3 block, size_t shared_bytes,
+                      void** params);
+
   mx::cu::CommandEncoder& encoder_;
 };
 

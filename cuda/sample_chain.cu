@@ -1,4 +1,7 @@
 #include "kernels/sample_chain.cuh"
+
+#include <algorithm>
+
 #include "launchers.h"
 #include "sample_cluster.h"
 
@@ -10,7 +13,7 @@ void launch_chain_speculative_sample(const ChainParams& params, const int32_t* d
                                      Launch& launch, int cluster) {
   if (params.batch == 0) return;
   if (cluster == 0) {
-    cluster = cluster_for(params.batch, params.vocab, 4 * device_info().num_sms);
+    cluster = std::max(2, cluster_for(params.batch, params.vocab, device_info().num_sms));
   }
   with_cluster(cluster, [&](auto size) {
     constexpr int C = decltype(size)::value;

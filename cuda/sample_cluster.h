@@ -23,26 +23,40 @@ void with_cluster(int size, F&& f) {
   }
 }
 
-/// Clusters of more than 8 blocks must be asked for.
-template <class Kernel>
-void allow_cluster(Kernel kernel, int size) {
-  if (size <= 8) return;
-  MLXCEL_CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+/// The same, or one block.
+template <class F>
+void with_cluster_or_block(int size, F&& f) {
+  if (size == 1) return f(std::integral_constant<int, 1>{});
+  with_cluster(size, f);
 }
 
-/// The smallest cluster with which `rows` rows make at least `blocks` blocks, but no more blocks to
-/// a row than it has tiles.
+/// Lets the kernel have clusters of more than 8 blocks, and gives it `carveout` percent of a
+/// multiprocessor's L1 as shared memory (-1: as the driver chooses).
+template <class Kernel>
+void allow_cluster(Kernel kernel, int size, int carveout = -1) {
+  if (carveout >= 0) {
+    MLXCEL_CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, carveout));
+  }
+  if (size > 8) {
+    MLXCEL_CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  }
+}
+
+/// Blocks that share a row: so many that the batch has at least `blocks`, and no more than the row
+/// has tiles. Clusters of 16 are slow to place: for one or two long rows alone.
 inline int cluster_for(int rows, int vocab, int blocks) {
-  int size = 2;
-  while (size < 16 && size * rows < blocks && vocab > size * kTile) size *= 2;
+  const int most = rows <= 2 && vocab > 65536 ? 16 : 8;
+  int size = 1;
+  while (size < most && size * rows < blocks && vocab > size * kTile) size *= 2;
   return size;
 }
 
 /// The same where blocks hold their tokens in shared memory: two fit a multiprocessor.
 inline int held_cluster(int rows, int vocab) {
-  constexpr int kHeldTokens = 22528;
-  int size = cluster_for(rows, vocab, 2 * device_info().num_sms);
+  constexpr int kHeldTokens = 20480;
+  int size = std::max(2, cluster_for(rows, vocab, device_info().num_sms));
   while (size < 16 && vocab > size * kHeldTokens) size *= 2;
   return size;
 }

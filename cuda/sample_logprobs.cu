@@ -12,7 +12,7 @@ void launch_token_logprobs(const TokenLogprobsParams& params, const void* logits
   with_cluster(held_cluster(params.batch, params.vocab), [&](auto size) {
     constexpr int C = decltype(size)::value;
     const size_t shared = sizeof(ListShared<C>) + held_bytes<C>(params.vocab);
-    allow_cluster(logprobs_kernel<C>, C);
+    allow_cluster(logprobs_kernel<C>, C, 100);
     launch(logprobs_kernel<C>, static_cast<unsigned>(params.batch * C), kRowThreads, shared, params,
            logits_of(logits, params.dtype, params.vocab), ids,
            LogprobsOutput{logprobs, ranks, top_ids, top_logprobs});

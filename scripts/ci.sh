@@ -36,4 +36,11 @@ python3 -m venv build/fuzz-venv
 build/fuzz-venv/bin/pip install -q schemathesis
 PYTHON=$bin/python ST=$PWD/build/fuzz-venv/bin/st scripts/fuzz_openapi.sh 10
 
+stage "Metal, emulated (never run on Apple hardware)"
+{ command -v clang++-19 && command -v llvm-dis-19; } >/dev/null || apt-get install -y -q clang-19 llvm-19 >/dev/null
+"$bin/pip" install -q nanobind==3.1.0 cmake ninja
+"$bin/pip" download -q --no-deps --only-binary=:all: --platform macosx_14_0_arm64 -d build/mlx-metal mlx-metal==0.32.4
+"$bin/python" -m zipfile -e build/mlx-metal/*.whl build/mlx-metal/unpacked
+PATH=$bin:$PATH PYTHON=$bin/python MLX_METAL_WHEEL=$PWD/build/mlx-metal/unpacked scripts/test_metal_emulated.sh
+
 stage "done"

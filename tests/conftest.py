@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import zlib
+from collections.abc import Iterator
 
 import mlx.core as mx
 import numpy as np
@@ -30,6 +32,14 @@ def stream(request: pytest.FixtureRequest) -> mx.Device:
     return mx.gpu if request.param == "gpu" else mx.cpu
 
 
+@pytest.fixture(autouse=METAL_EMULATED)
+def no_late_errors():
+    """A task's error is raised by the stream's next wait: let that come within the test that caused it."""
+    yield
+    if METAL_EMULATED:
+        mx.synchronize(mx.default_stream(mx.cpu))
+
+
 @pytest.fixture(params=DTYPES)
 def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
     return DTYPES[request.param]
@@ -47,3 +57,14 @@ def smollm2_path() -> pathlib.Path:
     from mlxcel_ext.models import hub
 
     return hub.resolve("smollm2", progress=False)
+
+
+@pytest.fixture(autouse=True)
+def logs_end_with_the_test() -> Iterator[None]:
+    """A server in a test sends its logs to that test's stderr, which is closed behind it."""
+    loggers = [logging.getLogger(name) for name in ("mlxcel_ext", "uvicorn.error")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)

@@ -17,6 +17,7 @@ void bind_sampling(nb::module_& m) {
   nb::enum_<SampleWork>(m, "SampleWork", "The most that any row of a launch asks for.")
       .value("greedy", SampleWork::greedy)
       .value("temperature", SampleWork::temperature)
+      .value("top_k", SampleWork::top_k)
       .value("filters", SampleWork::filters);
   nb::enum_<RenormKind>(m, "RenormKind", "Which filter renorm applies.")
       .value("top_k_probs", RenormKind::top_k_probs)

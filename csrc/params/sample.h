@@ -35,7 +35,14 @@ MLXCEL_HOST_DEVICE inline bool is_filtered(const SampleRow& row, int32_t vocab) 
 
 /// The most that any row of a launch asks for: lets a launcher pick a lighter kernel. A row that
 /// asks for less is served as if alone.
-enum class SampleWork : int32_t { greedy = 0, temperature = 1, filters = 2 };
+enum class SampleWork : int32_t {
+  greedy = 0,
+  temperature = 1,
+  top_k = 2,   // every row that filters has a top_k of at most kMaxListedTopK
+  filters = 3  // anything
+};
+
+constexpr int32_t kMaxListedTopK = 512;
 
 struct SampleParams {
   int32_t batch;

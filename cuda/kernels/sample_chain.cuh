@@ -40,33 +40,33 @@ __device__ __forceinline__ int accepted_drafts(const ChainParams& params, const 
 /// Draws in proportion to relu(target - draft), or to target where `draft` is null. The score is
 /// weight / exponential: monotone in log(weight) + noise.
 template <int C>
-__device__ Leader draw_weights(RowCluster<C>& cluster, const float* target, const float* draft,
-                               int vocab, const PhiloxKey& key) {
+__device__ __forceinline__ Leader draw_weights(RowCluster<C>& cluster, const float* target,
+                                               const float* draft, int vocab,
+                                               const PhiloxKey& key) {
   const int tiles = tiles_per_block<C>(vocab);
   const int first = cluster.rank() * kTile + 4 * static_cast<int>(threadIdx.x);
-  const bool wide = vocab % 4 == 0;  // MLX aligns buffers, so rows are then aligned too
-  const Logits p{target, FloatType::f32, wide};
-  const Logits q{draft, FloatType::f32, wide};
+  const bool wide = vocab % 4 == 0;  // then every row starts at a multiple of 16 bytes
+  const Logits p{target, FloatType::f32, wide}, q{draft, FloatType::f32, wide};
   Leader leader = Leader::none(vocab);
   leader.score = 0.0f;
-  constexpr int kBatch = 4;
+  constexpr int kBatch = 2;
+#pragma unroll 1
   for (int t = 0; t < tiles; t += kBatch) {
     Quad weights[kBatch], less[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int index = (t + i) * C * kTile + first;
-      if (t + i >= tiles) continue;
       weights[i] = p.load<float>(index, index, vocab);
       less[i] = draft != nullptr ? q.load<float>(index, index, vocab) : Quad{};
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int index = (t + i) * C * kTile + first;
-      if (t + i >= tiles || index >= vocab) continue;
+      if (index >= vocab) continue;
       const uint4 bits = philox(key, index / 4, RngStream::gumbel);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (index + j >= vocab) break;
+        // Past the end of the row this is -inf - -inf or -inf - 0, which no draw takes.
         const float w = weights[i].at[j] - less[i].at[j];
         leader.offer(__fdividef(w, exponential(word(bits, j))), w, index + j);
       }
@@ -77,7 +77,7 @@ __device__ Leader draw_weights(RowCluster<C>& cluster, const float* target, cons
 }
 
 template <int C>
-__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
+__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads, 2)
     chain_kernel(ChainParams params, const int32_t* __restrict__ draft_ids,
                  const float* __restrict__ draft_probs, const float* __restrict__ target_probs,
                  const ChainRow* __restrict__ rows, int32_t* ids, int32_t* num_accepted) {
@@ -94,9 +94,13 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
   const PhiloxKey key = chain_key(row, pos);
   target += static_cast<int64_t>(pos) * vocab;
   draft += static_cast<int64_t>(pos) * vocab;
-  Leader leader = draw_weights(cluster, target, pos < n ? draft : nullptr, vocab, key);
-  if (leader.index == vocab && pos < n) {  // no residual: the target itself
-    leader = draw_weights(cluster, target, nullptr, vocab, key);
+  const float* less = pos < n ? draft : nullptr;
+  Leader leader;
+#pragma unroll 1
+  for (;;) {
+    leader = draw_weights(cluster, target, less, vocab, key);
+    if (leader.index < vocab || less == nullptr) break;
+    less = nullptr;  // no residual: the target itself
   }
   if (cluster.rank() != 0) return;
   for (int i = threadIdx.x; i <= n; i += kRowThreads) {

@@ -1,18 +1,14 @@
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include "kernels/reduce.cuh"
 #include "kernels/types.cuh"
 
-// One row of tokens is worked on by a cluster of C blocks. Each thread keeps its tokens in shared
-// memory, so that device memory is read once, and reads only what it wrote itself: the only
-// barriers are those of `exchange`, where the blocks write their warps' partial results into each
-// other's shared memory.
+// One row of tokens is worked on by a cluster of C blocks. The blocks meet in `exchange`: each warp
+// writes its partial result into every block's shared memory, and the writes themselves complete
+// the barrier that the readers wait on. (A cluster barrier would order all of memory, at several
+// times the cost, and would drop the L1 cache.)
 
 namespace mlxcel::cuda {
-
-namespace cg = cooperative_groups;
 
 constexpr int kRowThreads = 512;
 constexpr int kRowWarps = kRowThreads / kWarp;
@@ -44,7 +40,7 @@ __device__ __forceinline__ T from_packet(const Packet& p) {
   return value;
 }
 
-/// Combines 16-byte values of a warp's first Width lanes, in all of these. T has a commutative
+/// Combines 16-byte values of runs of `Width` lanes, in all of these. T has a commutative
 /// combine(a, b).
 template <int Width = kWarp, class T>
 __device__ __forceinline__ T warp_reduce(T value) {
@@ -59,78 +55,138 @@ __device__ __forceinline__ T warp_reduce(T value) {
 }
 
 template <int C>
-struct ExchangeSlots {
+struct alignas(16) ExchangeSlots {
   Packet packet[2][C * kRowWarps];
+  uint64_t barrier[2];
+  uint64_t arrived;  // of what `send` sends
 };
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+/// Address of the same shared variable in another block of the cluster.
+__device__ __forceinline__ uint32_t remote_address(uint32_t address, int block) {
+  uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
+  return remote;
+}
 
 template <int C>
 class RowCluster {
  public:
-  /// The packets of the last exchange.
-  __device__ const Packet* packets() const { return slots_.packet[parity_]; }
-
   static constexpr int kWarps = C * kRowWarps;
 
-  __device__ explicit RowCluster(ExchangeSlots<C>& slots) : slots_(slots) {
-    arrive();  // the blocks are known to be there by the first exchange
+  __device__ __forceinline__ explicit RowCluster(ExchangeSlots<C>& slots) : slots_(slots) {
+    if (threadIdx.x == 0) {
+      for (const uint64_t* barrier : {&slots_.barrier[0], &slots_.barrier[1], &slots_.arrived}) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)));
+      }
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    // The other blocks' barriers are known to be there by the first exchange.
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   }
 
-  __device__ int rank() const { return static_cast<int>(cluster_.block_rank()); }
-  __device__ int row() const { return static_cast<int>(blockIdx.x) / C; }
-
-  /// The same shared variable in another block of the cluster.
-  template <class T>
-  __device__ T* remote(T* local, int block) const {
-    return cluster_.map_shared_rank(local, block);
+  __device__ __forceinline__ int rank() const { return static_cast<int>(blockIdx.x) % C; }
+  __device__ __forceinline__ int row() const { return static_cast<int>(blockIdx.x) / C; }
+  __device__ __forceinline__ int warp() const {
+    return rank() * kRowWarps + static_cast<int>(threadIdx.x) / kWarp;
   }
 
-  /// Barrier before the first remote access other than an exchange.
-  __device__ void wait_for_start() {
-    if (!started_) wait();
-    started_ = true;
-  }
-
-  /// Gives every thread of the cluster the packets of all warps, and orders what the blocks wrote
-  /// remotely before. `mine` is that of the calling warp, equal in all lanes. The packets stay
-  /// until the exchange after next.
-  __device__ const Packet* exchange(const Packet& mine) {
-    wait_for_start();
-    parity_ ^= 1;
-    Packet* slots = slots_.packet[parity_];
+  /// Gives every thread of the cluster the packets of all warps. `mine` is that of the calling
+  /// warp, equal in all lanes. The packets stay until the exchange after next. The first exchange
+  /// also makes what a block wrote to its own shared memory before it visible to the block.
+  __device__ __forceinline__ const Packet* exchange(const Packet& mine) {
+    if (exchanges_ == 0) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    const int parity = exchanges_ % 2, phase = exchanges_ / 2 % 2;
+    ++exchanges_;
     const int lane = threadIdx.x % kWarp;
-    if (lane < C) *remote(&slots[rank() * kRowWarps + threadIdx.x / kWarp], lane) = mine;
-    arrive();
-    wait();
-    return slots;
+    const uint32_t barrier = shared_address(&slots_.barrier[parity]);
+    if (threadIdx.x == 0) expect(barrier, sizeof(Packet) * kWarps);
+    if (lane < C) {
+      const uint32_t slot = shared_address(&slots_.packet[parity][warp()]);
+      asm volatile(
+          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, "
+          "%4}, [%5];" ::"r"(remote_address(slot, lane)),
+          "r"(mine.word[0]), "r"(mine.word[1]), "r"(mine.word[2]), "r"(mine.word[3]),
+          "r"(remote_address(barrier, lane))
+          : "memory");
+    }
+    await(barrier, phase);
+    return slots_.packet[parity];
   }
 
-  /// Combines a value of each thread over the cluster, in an order that is fixed: over lanes, then
-  /// over warps. T has 16 bytes and a commutative combine(a, b).
+  /// The packets of the last exchange.
+  __device__ __forceinline__ const Packet* packets() const {
+    return slots_.packet[(exchanges_ + 1) % 2];
+  }
+
+  /// Combines a value of each thread over the cluster, in all of them, in an order that is fixed:
+  /// over lanes, then over warps. T has 16 bytes and a commutative combine(a, b).
   template <class T>
-  __device__ T reduce(T value) {
-    value = warp_reduce(value);
-    const Packet* packets = exchange(as_packet(value));
+  __device__ __forceinline__ T reduce(const T& value) {
+    const Packet* packets = exchange(as_packet(warp_reduce(value)));
     const int lane = threadIdx.x % kWarp;
     T all = from_packet<T>(packets[lane % kWarps]);
-    for (int i = lane + kWarp; i < kWarps; i += kWarp) {
-      all = combine(all, from_packet<T>(packets[i]));
+#pragma unroll
+    for (int i = kWarp; i < kWarps; i += kWarp) {
+      all = combine(all, from_packet<T>(packets[lane + i]));
     }
-    if constexpr (kWarps < kWarp) return warp_reduce<kWarps>(all);
-    return warp_reduce(all);
+    return warp_reduce<(kWarps < kWarp ? kWarps : kWarp)>(all);  // one block has half a warp's
+  }
+
+  /// Sum over the cluster, in all threads.
+  __device__ __forceinline__ int sum(int value) {
+    const uint32_t mine = __reduce_add_sync(0xffffffffu, value);
+    const Packet* packets = exchange({{mine, 0, 0, 0}});
+    const int lane = threadIdx.x % kWarp;
+    uint32_t all = 0;
+#pragma unroll
+    for (int i = 0; i < kWarps; i += kWarp) {
+      all += lane + i < kWarps ? packets[lane + i].word[0] : 0;
+    }
+    return static_cast<int>(__reduce_add_sync(0xffffffffu, all));
+  }
+
+  /// Writes 8 bytes to a shared address of rank 0's block, as given for the caller's own. A cluster
+  /// sends once, to one receiver, after an exchange.
+  __device__ __forceinline__ void send(uint32_t address, uint64_t value) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(
+            remote_address(address, 0)),
+        "l"(value), "r"(remote_address(shared_address(&slots_.arrived), 0))
+        : "memory");
+  }
+
+  /// Waits, in rank 0's block, for the `count` values that the cluster sends.
+  __device__ __forceinline__ void receive(int count) {
+    const uint32_t barrier = shared_address(&slots_.arrived);
+    if (threadIdx.x == 0) expect(barrier, 8 * count);
+    await(barrier, 0);
   }
 
  private:
-  __device__ static void arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  __device__ static __forceinline__ void expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
   }
-  __device__ static void wait() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  __device__ static __forceinline__ void await(uint32_t barrier, uint32_t phase) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "WAIT:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra.uni DONE;\n"
+        "bra.uni WAIT;\n"
+        "DONE:\n"
+        "}" ::"r"(barrier),
+        "r"(phase)
+        : "memory");
   }
 
-  cg::cluster_group cluster_ = cg::this_cluster();
   ExchangeSlots<C>& slots_;
-  bool started_ = false;
-  int parity_ = 0;
+  uint32_t exchanges_ = 0;
 };
 
 /// Four tokens of a row; those past its end are -inf.
@@ -161,43 +217,86 @@ struct Logits {
   }
 
   /// One token.
-  __device__ float at(int64_t i) const {
+  __device__ __forceinline__ float at(int64_t i) const {
     if (dtype == FloatType::f32) return static_cast<const float*>(data)[i];
     if (dtype == FloatType::bf16) return to_float(static_cast<const bf16*>(data)[i]);
     return to_float(static_cast<const f16*>(data)[i]);
   }
 };
 
-/// Calls fn(tile, index of the first of four tokens, the four) for the calling thread's tokens of
-/// row `row`, in order of index. Loads run ahead of the calls by a batch.
-template <int C, class Fn>
-__device__ __forceinline__ void for_row(const Logits& logits, int row, int vocab, int rank, Fn fn) {
-  constexpr int kBatch = 4;
-  const int tiles = tiles_per_block<C>(vocab);
-  const int64_t begin = static_cast<int64_t>(row) * vocab;
-  const int first = rank * kTile + 4 * static_cast<int>(threadIdx.x);
-  for (int t = 0; t < tiles; t += kBatch) {
-    Quad q[kBatch];
-    const auto load = [&](auto type) {
+/// Reads the calling thread's tokens of a row, kBatch tiles at a time. With kAhead the next batch
+/// is on its way to L2 meanwhile: for kernels with few threads to hide the latency.
+template <int C, int kBatch, bool kAhead = false>
+class RowReader {
+ public:
+  /// Starts to load: what the caller reads next has its latency hidden by this, and the other way
+  /// round.
+  __device__ __forceinline__ RowReader(const Logits& logits, int row, int vocab, int rank)
+      : logits_(logits),
+        vocab_(vocab),
+        first_(rank * kTile + 4 * static_cast<int>(threadIdx.x)),
+        begin_(static_cast<int64_t>(row) * vocab) {
+    load(0);
+  }
+
+  /// Largest value of the first batch, NaN left out.
+  __device__ __forceinline__ float first_max() const {
+    float max = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < 4 * kBatch; ++i) max = fmaxf(max, quads_[i / 4].at[i % 4]);
+    return max;
+  }
+
+  /// Calls fn(tile, index of the first of four tokens, the four), in order of index. Once.
+  template <class Fn>
+  __device__ __forceinline__ void for_quads(Fn fn) {
+    const int tiles = tiles_per_block<C>(vocab_);
+#pragma unroll 1
+    for (int t = 0; t < tiles; t += kBatch) {
+      if (t > 0) load(t);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int index = (t + i) * C * kTile + first;
-        if (t + i < tiles) {
-          q[i] = logits.template load<typename decltype(type)::type>(begin + index, index, vocab);
-        }
+        if (t + i < tiles) fn(t + i, (t + i) * C * kTile + first_, quads_[i]);
       }
-    };
-    if (logits.dtype == FloatType::f32)
-      load(Type<float>{});
-    else if (logits.dtype == FloatType::bf16)
-      load(Type<bf16>{});
-    else
-      load(Type<f16>{});
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (t + i < tiles) fn(t + i, (t + i) * C * kTile + first, q[i]);
     }
   }
-}
+
+ private:
+  __device__ __forceinline__ void load(int tile) {
+    if (logits_.dtype == FloatType::f32)
+      load_as<float>(tile);
+    else if (logits_.dtype == FloatType::bf16)
+      load_as<bf16>(tile);
+    else
+      load_as<f16>(tile);
+  }
+  template <class T>
+  __device__ __forceinline__ void load_as(int tile) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int index = (tile + i) * C * kTile + first_;
+      quads_[i] = logits_.template load<T>(begin_ + index, index, vocab_);
+    }
+    if constexpr (kAhead) {
+      constexpr int kLineLanes = 128 / (4 * sizeof(T));  // lanes that share a line
+      if (threadIdx.x % kLineLanes == 0) {
+#pragma unroll
+        for (int i = kBatch; i < 2 * kBatch; ++i) {
+          const int index = (tile + i) * C * kTile + first_;
+          if (index < vocab_) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const T*>(logits_.data) +
+                                                          begin_ + index));
+          }
+        }
+      }
+    }
+  }
+
+  const Logits& logits_;
+  int vocab_;
+  int first_;
+  int64_t begin_;
+  Quad quads_[kBatch];
+};
 
 }  // namespace mlxcel::cuda

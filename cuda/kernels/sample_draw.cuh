@@ -51,6 +51,26 @@ __device__ __forceinline__ void offer_quad(Leader& leader, const Quad& q, int in
   }
 }
 
+/// offer_quad with noise, for whole warps: the logarithms of four tokens are computed only where
+/// their largest logit and their largest noise together would lead the warp.
+__device__ __forceinline__ void offer_leading(Leader& leader, float& lead, const Quad& q, int index,
+                                              float scale, const PhiloxKey& key) {
+  constexpr float kSlack = 1e-4f;  // far above the rounding of gumbel()
+  const uint4 bits = philox(key, index / 4, RngStream::gumbel);
+  const float top = fmaxf(fmaxf(q.at[0], q.at[1]), fmaxf(q.at[2], q.at[3]));
+  const uint32_t most = max(max(bits.x, bits.y), max(bits.z, bits.w));
+  if (!__any_sync(0xffffffffu, fmaf(top, scale, gumbel(most)) + kSlack > lead)) return;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    leader.offer(fmaf(q.at[i], scale, gumbel(word(bits, i))), q.at[i], index + i);
+  }
+  lead = from_order_key(__reduce_max_sync(0xffffffffu, order_key(leader.score)));
+}
+
+__device__ __forceinline__ bool has_nan(const Quad& q) {
+  return q.at[0] != q.at[0] || q.at[1] != q.at[1] || q.at[2] != q.at[2] || q.at[3] != q.at[3];
+}
+
 __device__ __forceinline__ void track_max(Leader& leader, bool& nan, const Quad& q) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -72,30 +92,33 @@ struct SampleOutput {
   }
 };
 
-/// Greedy and temperature rows.
+/// Greedy and temperature rows. A cluster's blocks are many: four to a multiprocessor hide the
+/// latency of the loads. Blocks that have a row each are few, and have more loads in flight.
 template <int C>
-__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
+__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads, C == 1 ? 2 : 4)
     draw_kernel(SampleParams params, Logits logits, const SampleRow* __restrict__ rows,
                 SampleOutput out) {
   __shared__ ExchangeSlots<C> slots;
   RowCluster<C> cluster(slots);
   const int vocab = params.vocab;
+  RowReader<C, C == 1 ? 4 : 2, C == 1> reader(logits, cluster.row(), vocab, cluster.rank());
   const SampleRow row = rows[cluster.row()];
   const PhiloxKey key = philox_key(row);
   const float scale = draw_scale(row);
   Leader leader = Leader::none(vocab);
   bool nan = false;
-  const auto pass = [&](auto noise) {
-    for_row<C>(logits, cluster.row(), vocab, cluster.rank(), [&](int, int index, const Quad& q) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) nan |= q.at[i] != q.at[i];
-      offer_quad<decltype(noise)::value>(leader, q, index, scale, key);
+  if (is_greedy(row)) {
+    reader.for_quads([&](int, int index, const Quad& q) {
+      nan |= has_nan(q);
+      offer_quad<false>(leader, q, index, scale, key);
     });
-  };
-  if (is_greedy(row))
-    pass(std::false_type{});
-  else
-    pass(std::true_type{});
+  } else {
+    float lead = -INFINITY;  // best score of the warp
+    reader.for_quads([&](int, int index, const Quad& q) {
+      nan |= has_nan(q);
+      offer_leading(leader, lead, q, index, scale, key);
+    });
+  }
   leader.max = nan ? NAN : leader.score;
   leader = cluster.reduce(leader);
   if (cluster.rank() == 0 && threadIdx.x == 0) out.write(cluster.row(), leader, vocab, 0);

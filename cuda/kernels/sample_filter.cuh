@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cfloat>
+#include <climits>
 
 #include "kernels/sample_draw.cuh"
 #include "kernels/sample_list.cuh"
@@ -85,8 +86,8 @@ __device__ __forceinline__ void draw_from_list(const RowFilter& filter, const Ph
 
 /// The leader among the tokens that the cut keeps, in all threads.
 template <int C>
-__device__ __noinline__ Leader draw_within(const HeldRow<C>& row, Cut cut, float scale,
-                                           const PhiloxKey& key) {
+__device__ __forceinline__ Leader draw_within(const HeldRow<C>& row, Cut cut, float scale,
+                                              const PhiloxKey& key) {
   Leader leader = Leader::none(row.vocab());
   row.for_quads([&](int index, const Quad& q) {
     Quad kept;
@@ -109,10 +110,10 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
                   SampleOutput out) {
   extern __shared__ float4 dynamic_shared[];
   auto& shared = *reinterpret_cast<ListShared<C>*>(dynamic_shared);
-  if (threadIdx.x == 0) shared.list.count = 0;
   RowCluster<C> cluster(shared.slots);
   HeldRow<C> held(cluster, reinterpret_cast<float*>(&shared + 1), params.vocab);
   const int vocab = params.vocab, at = cluster.row();
+  RowReader<C, 4> reader(logits, at, vocab, cluster.rank());
   const SampleRow row = rows[at];
   const PhiloxKey key = philox_key(row);
   const bool has_top_k = row.top_k > 0 && row.top_k < vocab;
@@ -121,7 +122,7 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
   Leader leader = Leader::none(vocab);
   bool nan = false;
   const auto read = [&](auto with_noise) {
-    for_row<C>(logits, at, vocab, cluster.rank(), [&](int tile, int index, const Quad& q) {
+    reader.for_quads([&](int tile, int index, const Quad& q) {
       held.store(tile, q);
       track_max(leader, nan, q);
       offer_quad<decltype(with_noise)::value>(leader, q, index, draw_scale(row), key);
@@ -146,8 +147,7 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
   Cut cut{filter.floor, vocab};
   if (has_top_k) {
     if (row.top_k <= kMaxListed) {
-      const float threshold =
-          fmaxf(filter.floor, top_threshold(cluster, shared.list, row.top_k, thread_max));
+      const float threshold = fmaxf(filter.floor, top_threshold(cluster, row.top_k, thread_max));
       float mass = 0.0f;
       if (filter.joint) held.for_each([&](float v, int) { mass += filter.weight(v); });
       const Listed listed = send_to_list(held, shared.list, {threshold, vocab - 1}, mass);
@@ -161,33 +161,24 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
     }
     cut = held.select_top(row.top_k, cut);
   }
-  if (has_top_k || !cut.keeps(leader.value, leader.index)) {
-    leader = draw_within(held, cut, filter.scale, key);
-  }
+  bool drawn = !has_top_k && cut.keeps(leader.value, leader.index);
+  double target = 0.0;
   int round = 0;
-  if (filter.top_p < 1.0f) {
-    const auto before = [&](float v, int i) {
-      return v > leader.value || (v == leader.value && i < leader.index);
-    };
-    Sums mine{};
+  for (;; ++round) {
+    if (!drawn) leader = draw_within(held, cut, filter.scale, key);
+    if (filter.top_p >= 1.0f || round == kMaxRounds) break;
     float total = 0.0f, above = 0.0f;
     held.for_each([&](float v, int i) {
       const float w = filter.weight(v);
       total += filter.joint || cut.keeps(v, i) ? w : 0.0f;
-      above += before(v, i) ? w : 0.0f;
+      above += v > leader.value || (v == leader.value && i < leader.index) ? w : 0.0f;
     });
-    mine.mass[0] = total;
-    mine.mass[1] = above;
-    const Sums sums = cluster.reduce(mine);
-    const double target = filter.top_p * sums.mass[0];
-    double mass_above = sums.mass[1];
-    while (mass_above >= target && round < kMaxRounds) {
-      ++round;
-      cut = {leader.value, leader.index - 1};
-      if (round == kMaxRounds) cut = held.select_mass(target, cut, weight);
-      leader = draw_within(held, cut, filter.scale, key);
-      if (round < kMaxRounds) mass_above = held.mass(weight, before);
-    }
+    const Sums sums = cluster.reduce(Sums{{total, above}});
+    if (round == 0) target = filter.top_p * sums.mass[0];
+    if (sums.mass[1] < target) break;
+    cut = {leader.value, leader.index - 1};
+    if (round + 1 == kMaxRounds) cut = held.select_mass(target, cut, weight);
+    drawn = false;
   }
   if (writes) out.write(at, leader, vocab, round);
 }

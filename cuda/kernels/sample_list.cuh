@@ -7,12 +7,10 @@
 
 namespace mlxcel::cuda {
 
-constexpr int kMaxListed = 512;   // largest k
+constexpr int kMaxListed = kMaxListedTopK;
 constexpr int kListSlots = 2048;  // tokens that a threshold may let through
 
 struct TokenList {
-  int count;
-  float threshold;
   uint64_t key[kListSlots];   // as they came
   uint64_t rank[kMaxListed];  // in rank
 };
@@ -24,90 +22,100 @@ struct alignas(16) ListShared {
   TokenList list;
 };
 
-/// A value that at least k tokens reach; k <= kMaxListed. `thread_max` is the largest of the
-/// thread's tokens, and the last exchange brought each warp's largest as its first word.
-template <int C>
-__device__ float top_threshold(RowCluster<C>& cluster, TokenList& list, int k, float thread_max) {
-  constexpr int kWarps = RowCluster<C>::kWarps;
-  const Packet* packets = cluster.packets();
-  if (k <= kWarps) {  // the k-th largest of the warps' maxima
-    const int mine = threadIdx.x;
-    if (mine < kWarps) {
-      const float v = __uint_as_float(packets[mine].word[0]);
-      int above = 0;
-#pragma unroll 8
-      for (int i = 0; i < kWarps; ++i) {
-        const float other = __uint_as_float(packets[i].word[0]);
-        above += other > v || (other == v && i < mine);
-      }
-      if (above == k - 1) list.threshold = v;
-    }
-    __syncthreads();
-    return list.threshold;
-  }
-  // Each warp has at least `each` lanes whose maxima reach the threshold.
-  const int each = (k + kWarps - 1) / kWarps;
-  const int lane = threadIdx.x % kWarp;
-  int above = 0;
-  for (int i = 0; i < kWarp; ++i) {
-    const float other = __shfl_sync(0xffffffffu, thread_max, i);
-    above += other > thread_max || (other == thread_max && i < lane);
-  }
-  const unsigned owner = __ballot_sync(0xffffffffu, above == min(each, kWarp) - 1);
-  const float v = __shfl_sync(0xffffffffu, thread_max, __ffs(owner) - 1);
-  packets = cluster.exchange(Packet{{__float_as_uint(v), 0, 0, 0}});
-  float lowest = __uint_as_float(packets[lane % kWarps].word[0]);
-  for (int i = lane + kWarp; i < kWarps; i += kWarp) {
-    lowest = fminf(lowest, __uint_as_float(packets[i].word[0]));
-  }
+/// The largest 16-bit prefix of a key that at least k of the keys which a warp's lanes hold reach,
+/// or 0. Every warp of the cluster has the same keys.
+template <int N>
+__device__ __forceinline__ uint32_t reached_by(const uint32_t (&keys)[N], int k) {
+  uint32_t found = 0;
+#pragma unroll 1
+  for (uint32_t bit = 0x80000000u; bit >= 0x10000u; bit /= 2) {
+    const uint32_t trial = found | bit;
+    int reach = 0;
 #pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    lowest = fminf(lowest, __shfl_xor_sync(0xffffffffu, lowest, step));
+    for (int i = 0; i < N; ++i) reach += keys[i] >= trial;
+    if (__reduce_add_sync(0xffffffffu, reach) >= k) found = trial;
   }
-  return lowest;
+  return found;
+}
+
+/// A value that at least k tokens reach, if that many are above -inf; k <= kMaxListed.
+/// `thread_max` is the largest of the thread's tokens, and the last exchange brought each warp's
+/// largest as its first word.
+template <int C>
+__device__ __forceinline__ float top_threshold(RowCluster<C>& cluster, int k, float thread_max) {
+  constexpr int kWarps = RowCluster<C>::kWarps;
+  const int lane = threadIdx.x % kWarp;
+  const Packet* packets = cluster.packets();
+  // Up to kWarps, the k-th largest of the warps' maxima will do. Above, each warp gives the maximum
+  // of one of its lanes, below those of `each` - 1 others.
+  const int each = (k + kWarps - 1) / kWarps;
+  if (each > 1) {
+    int above = 0;
+#pragma unroll 8
+    for (int i = 0; i < kWarp; ++i) {
+      const float other = __shfl_sync(0xffffffffu, thread_max, i);
+      above += other > thread_max || (other == thread_max && i < lane);
+    }
+    const unsigned owner = __ballot_sync(0xffffffffu, above == each - 1);
+    const float v = __shfl_sync(0xffffffffu, thread_max, __ffs(owner) - 1);
+    packets = cluster.exchange({{__float_as_uint(v), 0, 0, 0}});
+    k = kWarps;
+  }
+  uint32_t keys[kWarps / kWarp];
+#pragma unroll
+  for (int i = 0; i < kWarps / kWarp; ++i) {
+    keys[i] = order_key(__uint_as_float(packets[lane + i * kWarp].word[0]));
+  }
+  const float value = from_order_key(reached_by(keys, k));
+  return value == value ? value : -INFINITY;  // keys below that of -inf are NaN
 }
 
 struct Listed {
   double extra;
   int count;
-  int reserved;
+  int before;  // counts of the warps before the caller's
 };
 
 __device__ __forceinline__ Listed combine(const Listed& a, const Listed& b) {
-  return {a.extra + b.extra, a.count + b.count, 0};
+  return {a.extra + b.extra, a.count + b.count, a.before + b.before};
 }
 
-/// Sends the tokens that the cut keeps to the list of rank 0's block, which is empty. Returns their
-/// number and the sum of the threads' `extra`. Where the number exceeds kListSlots the list is
-/// incomplete.
+/// Sends the tokens that the cut keeps to the list of rank 0's block, where they fit. Returns their
+/// number, and the sum of the threads' `extra`.
 template <int C>
-__device__ Listed send_to_list(const HeldRow<C>& row, TokenList& list, Cut cut, double extra) {
+__device__ __forceinline__ Listed send_to_list(const HeldRow<C>& row, TokenList& list, Cut cut,
+                                               float extra) {
   RowCluster<C>& cluster = row.cluster();
+  const int lane = threadIdx.x % kWarp;
   int mine = 0;
   row.for_each([&](float v, int i) { mine += cut.keeps(v, i); });
-  if (__any_sync(0xffffffffu, mine > 0)) {
-    const int lane = threadIdx.x % kWarp;
-    int until = mine;  // inclusive scan over the warp
+  int until = mine;  // inclusive scan over the warp
 #pragma unroll
-    for (int step = 1; step < kWarp; step *= 2) {
-      const int before = __shfl_up_sync(0xffffffffu, until, step);
-      if (lane >= step) until += before;
-    }
-    cluster.wait_for_start();
-    int base = 0;
-    if (lane == kWarp - 1) base = atomicAdd(cluster.remote(&list.count, 0), until);
-    base = __shfl_sync(0xffffffffu, base, kWarp - 1) + until - mine;
-    if (mine > 0) {
-      uint64_t* keys = cluster.remote(list.key, 0);
-      row.for_each([&](float v, int i) {
-        if (cut.keeps(v, i)) {
-          if (base < kListSlots) keys[base] = rank_key(v, i);
-          ++base;
-        }
-      });
-    }
+  for (int step = 1; step < kWarp; step *= 2) {
+    const int before = __shfl_up_sync(0xffffffffu, until, step);
+    if (lane >= step) until += before;
   }
-  return cluster.reduce(Listed{extra, mine, 0});
+  const int warp_count = __shfl_sync(0xffffffffu, until, kWarp - 1);
+  const Packet* packets = cluster.exchange(as_packet(Listed{warp_sum(extra), warp_count, 0}));
+  Listed all{};
+#pragma unroll
+  for (int i = 0; i < RowCluster<C>::kWarps; i += kWarp) {
+    Listed other = from_packet<Listed>(packets[lane + i]);
+    other.before = lane + i < cluster.warp() ? other.count : 0;
+    all = combine(all, other);
+  }
+  all = warp_reduce(all);
+  if (all.count > kListSlots) return all;
+  if (mine > 0) {
+    uint32_t slot = shared_address(list.key) + 8 * (all.before + until - mine);
+    row.for_each([&](float v, int i) {
+      if (!cut.keeps(v, i)) return;
+      cluster.send(slot, rank_key(v, i));
+      slot += 8;
+    });
+  }
+  if (cluster.rank() == 0) cluster.receive(all.count);
+  return all;
 }
 
 /// Puts the first min(k, n) of the list's n tokens in rank. For rank 0's block alone; n <=

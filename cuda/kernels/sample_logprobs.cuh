@@ -33,15 +33,15 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
                     LogprobsOutput out) {
   extern __shared__ float4 dynamic_shared[];
   auto& shared = *reinterpret_cast<ListShared<C>*>(dynamic_shared);
-  if (threadIdx.x == 0) shared.list.count = 0;
   RowCluster<C> cluster(shared.slots);
   HeldRow<C> held(cluster, reinterpret_cast<float*>(&shared + 1), params.vocab);
   const int vocab = params.vocab, at = cluster.row(), num_top = params.num_top;
+  RowReader<C, 4> reader(logits, at, vocab, cluster.rank());
   const int id = ids[at];
   const float drawn =
       id >= 0 && id < vocab ? logits.at(static_cast<int64_t>(at) * vocab + id) : -INFINITY;
   RowMax mine{-INFINITY, {}};
-  for_row<C>(logits, at, vocab, cluster.rank(), [&](int tile, int, const Quad& q) {
+  reader.for_quads([&](int tile, int, const Quad& q) {
     held.store(tile, q);
 #pragma unroll
     for (int i = 0; i < 4; ++i) mine.max = fmaxf(mine.max, q.at[i]);
@@ -52,7 +52,7 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
   // -inf is a value like others here: a row may have fewer finite tokens than are asked for.
   float threshold = -INFINITY;
   if (num_top > 0 && num_top < vocab) {
-    threshold = top_threshold(cluster, shared.list, num_top, thread_max);
+    threshold = top_threshold(cluster, num_top, thread_max);
   }
   Sums sums{};
   float mass = 0.0f;
@@ -72,13 +72,11 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
   if (num_top == 0) return;
 
   Cut cut{threshold, vocab - 1};
-  Listed listed = send_to_list(held, shared.list, cut, 0.0);
+  Listed listed = send_to_list(held, shared.list, cut, 0.0f);
   if (listed.count > kListSlots) {
     // Too many tokens reach the threshold: select exactly, and list again.
     cut = held.select_top(num_top, {-FLT_MAX, vocab - 1});
-    if (cluster.rank() == 0 && threadIdx.x == 0) shared.list.count = 0;
-    cluster.exchange({});
-    listed = send_to_list(held, shared.list, cut, 0.0);
+    listed = send_to_list(held, shared.list, cut, 0.0f);
   }
   if (cluster.rank() != 0) return;
   const int n = rank_list(shared.list, min(listed.count, kListSlots), num_top);

@@ -23,8 +23,8 @@ struct alignas(16) RenormShared {
 
 /// Which tokens a row keeps. `mass` is the row's sum of positive values, `max` its largest.
 template <int C>
-__device__ Cut renorm_cut(const HeldRow<C>& row, RenormKind kind, RenormValue value, double mass,
-                          float max) {
+__device__ __forceinline__ Cut renorm_cut(const HeldRow<C>& row, RenormKind kind, RenormValue value,
+                                          double mass, float max) {
   const int vocab = row.vocab();
   const Cut positive{FLT_TRUE_MIN, vocab - 1}, all{-INFINITY, vocab - 1};
   const auto self = [](float v) { return v; };
@@ -54,11 +54,12 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
   HeldRow<C> held(cluster, reinterpret_cast<float*>(&shared + 1), params.vocab);
   const int vocab = params.vocab;
   const bool mask = params.kind == RenormKind::top_k_mask;
+  RowReader<C, 4> reader(x, cluster.row(), vocab, cluster.rank());
   const RenormValue value = values[cluster.row()];
 
   Sums sums{};
   float mass = 0.0f, max = 0.0f;
-  for_row<C>(x, cluster.row(), vocab, cluster.rank(), [&](int tile, int, Quad q) {
+  reader.for_quads([&](int tile, int, Quad q) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (!mask) q.at[i] = fmaxf(q.at[i], 0.0f);  // NaN too is 0

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/sample_cluster.cuh"
+#include "kernels/sample_noise.cuh"
 
 // Exact selection over a row that a cluster holds in shared memory. Tokens are ranked by value,
 // largest first, and then by index, lowest first.
@@ -12,17 +13,10 @@ struct Cut {
   float value;
   int index;
 
-  __device__ bool keeps(float v, int i) const { return v > value || (v == value && i <= index); }
+  __device__ __forceinline__ bool keeps(float v, int i) const {
+    return v > value || (v == value && i <= index);
+  }
 };
-
-/// Keys in the order of the floats; -0 must have been made +0.
-__device__ __forceinline__ uint32_t order_key(float x) {
-  const uint32_t u = __float_as_uint(x);
-  return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
-__device__ __forceinline__ float from_order_key(uint32_t key) {
-  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
-}
 
 /// The token's rank as one number, larger for an earlier rank.
 __device__ __forceinline__ uint64_t rank_key(float value, int index) {
@@ -39,49 +33,26 @@ __device__ __forceinline__ int key_index(uint64_t key) {
 struct Sums {
   double mass[2];
 };
-struct Counts {
-  int count[4];
-};
 
 __device__ __forceinline__ Sums combine(const Sums& a, const Sums& b) {
   return {{a.mass[0] + b.mass[0], a.mass[1] + b.mass[1]}};
 }
-__device__ __forceinline__ Counts combine(const Counts& a, const Counts& b) {
-  return {{a.count[0] + b.count[0], a.count[1] + b.count[1], a.count[2] + b.count[2],
-           a.count[3] + b.count[3]}};
-}
 
-/// The calling thread's share of a row in shared memory.
-template <int C>
-class HeldRow {
+/// Selection over the tokens of a row. Row::for_quads(fn) calls fn(index of the first of four
+/// tokens, the four) for the calling thread's tokens, in order of index.
+template <class Row, int C>
+class RowSelect {
  public:
-  __device__ HeldRow(RowCluster<C>& cluster, float* values, int vocab)
-      : cluster_(cluster), values_(values), vocab_(vocab) {}
+  __device__ __forceinline__ RowSelect(RowCluster<C>& cluster, int vocab)
+      : cluster_(cluster), vocab_(vocab) {}
 
-  __device__ RowCluster<C>& cluster() const { return cluster_; }
-  __device__ int vocab() const { return vocab_; }
-
-  __device__ void store(int tile, const Quad& q) {
-    float4 v{q.at[0] + 0.0f, q.at[1] + 0.0f, q.at[2] + 0.0f, q.at[3] + 0.0f};
-    *reinterpret_cast<float4*>(values_ + tile * kTile + 4 * threadIdx.x) = v;
-  }
-
-  /// Calls fn(index of the first of four tokens, the four), in order of index.
-  template <class Fn>
-  __device__ void for_quads(Fn fn) const {
-    const int tiles = tiles_per_block<C>(vocab_);
-    const int first = cluster_.rank() * kTile + 4 * static_cast<int>(threadIdx.x);
-#pragma unroll 2
-    for (int t = 0; t < tiles; ++t) {
-      const float4 v = *reinterpret_cast<const float4*>(values_ + t * kTile + 4 * threadIdx.x);
-      fn(t * C * kTile + first, Quad{{v.x, v.y, v.z, v.w}});
-    }
-  }
+  __device__ __forceinline__ RowCluster<C>& cluster() const { return cluster_; }
+  __device__ __forceinline__ int vocab() const { return vocab_; }
 
   /// Calls fn(value, index) for each token.
   template <class Fn>
-  __device__ void for_each(Fn fn) const {
-    for_quads([&](int index, const Quad& q) {
+  __device__ __forceinline__ void for_each(Fn fn) const {
+    self().for_quads([&](int index, const Quad& q) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) fn(q.at[i], index + i);
     });
@@ -89,23 +60,23 @@ class HeldRow {
 
   /// Number of tokens in the row for which test(value, index) holds.
   template <class Test>
-  __device__ int count(Test test) const {
+  __device__ __forceinline__ int count(Test test) const {
     int mine = 0;
     for_each([&](float v, int i) { mine += test(v, i); });
-    return cluster_.reduce(Counts{{mine, 0, 0, 0}}).count[0];
+    return cluster_.sum(mine);
   }
 
   /// Sum of weight(value) over the tokens for which test(value, index) holds. It never shrinks
   /// where the set grows: the terms are added in a fixed order.
   template <class Weight, class Test>
-  __device__ double mass(Weight weight, Test test) const {
+  __device__ __forceinline__ double mass(Weight weight, Test test) const {
     float mine = 0.0f;
     for_each([&](float v, int i) { mine += test(v, i) ? weight(v) : 0.0f; });
     return cluster_.reduce(Sums{{mine, 0.0}}).mass[0];
   }
 
   /// The cut after the first k tokens of those that `within` keeps.
-  __device__ Cut select_top(int k, Cut within) const {
+  __device__ __forceinline__ Cut select_top(int k, Cut within) const {
     if (count([&](float v, int i) { return within.keeps(v, i); }) <= k) return within;
     const float value = largest_value([&](float trial) {
       return count([&](float v, int i) { return v >= trial && within.keeps(v, i); }) >= k;
@@ -117,7 +88,7 @@ class HeldRow {
   /// The cut after the smallest set of first tokens whose weights reach `target`, which the tokens
   /// that `within` keeps must do.
   template <class Weight>
-  __device__ Cut select_mass(double target, Cut within, Weight weight) const {
+  __device__ __forceinline__ Cut select_mass(double target, Cut within, Weight weight) const {
     const float value = largest_value([&](float trial) {
       return mass(weight, [&](float v, int i) { return v >= trial && within.keeps(v, i); }) >=
              target;
@@ -131,8 +102,9 @@ class HeldRow {
   /// The largest value for which `reached` holds; it holds for some finite value, and for every
   /// smaller one. 32 steps.
   template <class Reached>
-  __device__ float largest_value(Reached reached) const {
+  __device__ __forceinline__ float largest_value(Reached reached) const {
     uint32_t key = 0;
+#pragma unroll 1
     for (uint32_t bit = 0x80000000u; bit != 0; bit /= 2) {
       if (reached(from_order_key(key | bit))) key |= bit;
     }
@@ -140,9 +112,9 @@ class HeldRow {
   }
 
   /// Index of the n-th (from 1) of the tokens of this value. 18 steps.
-  __device__ int nth_equal(float value, int n) const {
-    if (count([&](float v, int) { return v == value; }) <= n) return vocab_;
+  __device__ __forceinline__ int nth_equal(float value, int n) const {
     int index = 0;
+#pragma unroll 1
     for (int bit = 1 << 17; bit != 0; bit /= 2) {
       const int trial = index | bit;
       if (count([&](float v, int i) { return v == value && i < trial; }) < n) index = trial;
@@ -150,9 +122,54 @@ class HeldRow {
     return index;
   }
 
+  __device__ __forceinline__ const Row& self() const { return static_cast<const Row&>(*this); }
+
   RowCluster<C>& cluster_;
-  float* values_;
   int vocab_;
+};
+
+/// A row in the cluster's shared memory. Each thread reads only what it wrote itself.
+template <int C>
+class HeldRow : public RowSelect<HeldRow<C>, C> {
+ public:
+  __device__ __forceinline__ HeldRow(RowCluster<C>& cluster, float* values, int vocab)
+      : RowSelect<HeldRow<C>, C>(cluster, vocab), values_(values) {}
+
+  __device__ __forceinline__ void store(int tile, const Quad& q) {
+    const float4 v{q.at[0], q.at[1], q.at[2], q.at[3]};
+    *reinterpret_cast<float4*>(values_ + tile * kTile + 4 * threadIdx.x) = v;
+  }
+
+  template <class Fn>
+  __device__ __forceinline__ void for_quads(Fn fn) const {
+    const int tiles = tiles_per_block<C>(this->vocab());
+    const int first = this->cluster().rank() * kTile + 4 * static_cast<int>(threadIdx.x);
+#pragma unroll 2
+    for (int t = 0; t < tiles; ++t) {
+      const float4 v = *reinterpret_cast<const float4*>(values_ + t * kTile + 4 * threadIdx.x);
+      fn(t * C * kTile + first, Quad{{v.x, v.y, v.z, v.w}});
+    }
+  }
+
+ private:
+  float* values_;
+};
+
+/// A row that is read again, from L2 where it is still there.
+template <int C>
+class ReadRow : public RowSelect<ReadRow<C>, C> {
+ public:
+  __device__ __forceinline__ ReadRow(RowCluster<C>& cluster, const Logits& logits, int vocab)
+      : RowSelect<ReadRow<C>, C>(cluster, vocab), logits_(logits) {}
+
+  template <class Fn>
+  __device__ __forceinline__ void for_quads(Fn fn) const {
+    RowReader<C, 2> reader(logits_, this->cluster().row(), this->vocab(), this->cluster().rank());
+    reader.for_quads([&](int, int index, const Quad& q) { fn(index, q); });
+  }
+
+ private:
+  const Logits& logits_;
 };
 
 }  // namespace mlxcel::cuda

@@ -19,9 +19,11 @@ from .outcomes import Outcomes
 from .outputs import FinishReason, RequestOutput
 from .runner import RunnableModel, Runner, Step, StepResult
 from .sampler import Sampler
+from .sampling_params import SamplingParams
 from .scheduler.policy import TickPolicy
 from .scheduler.request import Request, State
 from .scheduler.scheduler import Scheduler, StepPlan
+from .text import Detokenizer
 
 if TYPE_CHECKING:
     from .models.config import ModelConfig
@@ -154,7 +156,15 @@ class EngineLoop:
 
     def warm_up(self) -> None:
         """Run one harmless step, so that "ok" means that the model answers."""
-        self.runner.probe(self._take_probe_page())
+        self._probe()
+
+    def _probe(self) -> None:
+        """A step of one token that belongs to nobody; nothing else may be running."""
+        request = Request("probe", [0], 2, arrival=0)
+        request.job = Job(
+            request, SamplingParams(temperature=0.0), _ignore, Detokenizer(_NoText()), 0, frozenset()
+        )
+        self.runner.probe(request, self._take_probe_page())
 
     def turn(self) -> list[str]:
         """Submit a step and read the one before; returns the ids of requests that ended."""
@@ -299,7 +309,7 @@ class EngineLoop:
 
     def _probe_or_give_up(self, error: Exception) -> None:
         try:
-            self.runner.probe(self._take_probe_page())
+            self._probe()
         except Exception as probe_error:
             raise EngineError(
                 f"{self._failures} steps failed in a row, and so did a probe: the engine gives up. "
@@ -351,6 +361,20 @@ class EngineLoop:
             counters=counters,
             counter_labels=labels,
         )
+
+
+class _NoText:
+    """The text of a probe."""
+
+    def step(self, token_id: int) -> str | None:
+        return None
+
+    def flush(self) -> str:
+        return ""
+
+
+def _ignore(output: RequestOutput) -> None:
+    """Where a probe's outputs would go."""
 
 
 def pool_pages(config: EngineConfig, shape: ModelConfig, page_bytes: int) -> int:

@@ -3,6 +3,7 @@ except in read()."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -16,6 +17,7 @@ from .ops import AttentionPlan, PageTable, TokenLogprobs, plan_attention, token_
 from .outcomes import Outcomes
 from .outputs import TokenLogprob
 from .sampler import Sampler
+from .scheduler.policy import Tick
 from .scheduler.request import Request
 from .scheduler.scheduler import ScheduledRow, StepPlan
 
@@ -118,7 +120,7 @@ class Runner:
             self._kv.copy_pages([c.source for c in plan.copies], [c.target for c in plan.copies])
         for row in plan.rows:
             if row.admitted:
-                self._begin(row.request)
+                self._begin(row)
         sampled = [row for row in plan.rows if row.sample]
         step = Step(plan, sampled, {row.request: i for i, row in enumerate(sampled)})
         batch, scored = self._batch(plan)
@@ -172,29 +174,28 @@ class Runner:
             prompts.append((scored, [s for s in found if s is not None]))
         return StepResult(token_ids, valid, logprobs, prompts)
 
-    def probe(self, page: int) -> None:
-        """Run one token through the model and wait; raises what the device raises. Overwrites the page."""
-        table = PageTable.from_pages([[page]], [1], self._kv.page_size)
-        zero = mx.zeros((1,), mx.int32)
-        handles = self._kv.handles()
+    def probe(self, request: Request, page: int) -> None:
+        """Draw one token for a request that nobody planned, and wait; raises what an ordinary step would raise.
+
+        Overwrites the page. Counts nothing: a probe is no traffic.
+        """
+        row = ScheduledRow(request, 0, 1, array("i", [page]), True, 0, True, slot=0, admitted=True)
+        outcomes, self._outcomes = self._outcomes, Outcomes()
         try:
-            logits = self._model(
-                zero, AttentionBatch(zero, table, None, self._make_plan(table, None)), self._kv
-            )
-            mx.eval(logits, self._kv.arrays)
-        except BaseException:
-            self._kv.restore(handles)
-            raise
+            self.read(self.submit(StepPlan(Tick.PREFILL, [row], []), None))
+        finally:
+            self._outcomes = outcomes
 
     # -- inputs ------------------------------------------------------------------------------------------
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, row: ScheduledRow) -> None:
+        request = row.request
         split = request.num_prompt_tokens
         tokens, job = request.tokens, request.job
         # Slots are unique among running requests; a preempted one gives its own up.
-        self._sampler.remove(sampler_key(request.slot))
+        self._sampler.remove(sampler_key(row.slot))
         self._sampler.add(
-            sampler_key(request.slot),
+            sampler_key(row.slot),
             job.params,
             job.seed,
             prompt_ids=tokens[:split],

@@ -24,7 +24,7 @@ from .ops.sampling import (
     work_of,
 )
 
-_WORK_ORDER: tuple[Work, ...] = ("greedy", "temperature", "filters")
+_WORK_ORDER: tuple[Work, ...] = ("greedy", "temperature", "top_k", "filters")
 
 
 class Params(Protocol):
@@ -111,6 +111,7 @@ class Sampler:
         self._compiled: dict[Work, bool] = {
             "greedy": True,
             "temperature": env.switch("MLXCEL_SAMPLING_GUMBEL"),
+            "top_k": env.switch("MLXCEL_SAMPLING_REJECTION"),
             "filters": env.switch("MLXCEL_SAMPLING_REJECTION"),
         }
 

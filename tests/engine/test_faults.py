@@ -92,6 +92,23 @@ def test_a_broken_device_shuts_the_engine_down_with_a_message() -> None:
         engine.reset_prefix_cache()
 
 
+def test_a_bug_on_the_way_to_the_model_is_no_request_s_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(fake_loaded(), EngineConfig(**{**SMALL, "max_step_failures": 3}))  # type: ignore[arg-type]
+    engine.start()
+    client = Client(engine)
+    client.ask([3, 5], greedy(2))
+
+    def bug(plan: object) -> None:
+        raise AttributeError("no such attribute")
+
+    monkeypatch.setattr(engine._loop.runner, "_batch", bug)
+    for _ in range(3):
+        assert client.ask([3, 5], greedy(2)).wait().finish_reason == "error"
+    engine._thread.join(10)
+    assert engine.health().state == "dead"
+    assert "no such attribute" in engine.health().detail
+
+
 def test_a_model_that_never_worked_is_dead_from_the_start() -> None:
     fault = Breaking()
     fault.on = True

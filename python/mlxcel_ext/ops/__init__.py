@@ -1,9 +1,9 @@
 """The ops: compiled MLX primitives with CPU, CUDA and Metal kernels behind one Python signature each."""
 
 from .attention import lse_to_natural, merge_states, paged_attention, paged_attention_partial
-from .attention_plan import AttentionPlan, PlanTarget, cpu_target, cuda_target, plan_attention
+from .attention_plan import AttentionPlan, PlanTarget, cpu_target, cuda_target, metal_target, plan_attention
 from .kvcache import rope_append
-from .linear import linear, quantized_linear, swiglu
+from .linear import PackedWeight, linear, quantized_linear, swiglu
 from .norm import add_rms_norm
 from .page_table import PageTable
 from .sampling import (
@@ -24,6 +24,7 @@ from .sampling import (
 # All of these are public names of the package.
 __all__ = [
     "AttentionPlan",
+    "PackedWeight",
     "PageTable",
     "PlanTarget",
     "SampleResult",
@@ -38,6 +39,7 @@ __all__ = [
     "linear",
     "lse_to_natural",
     "merge_states",
+    "metal_target",
     "min_p_renorm",
     "paged_attention",
     "paged_attention_partial",

@@ -42,12 +42,36 @@ def cuda_target(num_sms: int) -> _ext.PlanTarget:
     )
 
 
+@functools.cache
+def metal_target(gpu_cores: int) -> _ext.PlanTarget:
+    """Target of the Metal kernels on an Apple GPU with ``gpu_cores`` cores. Not tuned: it has never run on one."""
+    return _ext.PlanTarget(
+        slots=gpu_cores * 4,  # threadgroups of 256 threads that a core holds at once
+        tile_rows=32,  # rows of the matrix kernel's threadgroup: more would read K and V again
+        rows_per_token=16,
+        min_chunk_tokens=256,
+        tile_overhead=64,
+        max_waves=8,
+        invariant_chunk_tokens=2048,
+    )
+
+
 def default_target(stream: mx.Stream | mx.Device | None = None) -> _ext.PlanTarget:
     """Target of the device that ``stream`` (default: MLX's default device) runs on."""
     device = stream.device if isinstance(stream, mx.Stream) else stream
     if (mx.default_device() if device is None else device) == mx.cpu:
         return cpu_target(_ext.num_threads())
+    if mx.metal.is_available():
+        return metal_target(_apple_gpu_cores())
     return cuda_target(_multiprocessors())
+
+
+@functools.cache
+def _apple_gpu_cores() -> int:
+    # MLX tells the architecture, not the count of cores: g base, s Pro, c Max, d Ultra. It steers only how many
+    # chunks long requests are cut into.
+    cores = {"p": 5, "g": 10, "s": 16, "c": 36, "d": 64}
+    return cores.get(str(mx.device_info()["architecture"])[-1:], 10)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from .. import _ext
 
-Stream = mx.Stream | mx.Device | None
+Stream = mx.Stream | mx.Device | mx.DeviceType | None
 
 
 def on_cpu(stream: Stream) -> bool:
@@ -14,7 +14,7 @@ def on_cpu(stream: Stream) -> bool:
     if stream is None:
         stream = mx.default_device()
     device = stream.device if isinstance(stream, mx.Stream) else stream
-    return device.type == mx.DeviceType.cpu
+    return device == mx.cpu
 
 
 def linear(x: mx.array, weight: mx.array, bias: mx.array | None = None, *, stream: Stream = None) -> mx.array:

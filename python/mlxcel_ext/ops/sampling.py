@@ -48,10 +48,13 @@ NO_EDIT = np.array((1.0, 0.0, 0.0, -1, -1, 0, 0, 0), EDIT_ROW)
 MAX_TOP_LOGPROBS = 64
 _CHAIN_ROW = np.dtype([("seed", "<u8"), ("draw", "<u8")])
 
-Work = Literal["greedy", "temperature", "filters"]
+#: What a launch has to do at most; "top_k": every row that filters has a top_k of at most MAX_LISTED_TOP_K.
+Work = Literal["greedy", "temperature", "top_k", "filters"]
+MAX_LISTED_TOP_K = 512
 _WORK: dict[Work, _ext.SampleWork] = {
     "greedy": _ext.SampleWork.greedy,
     "temperature": _ext.SampleWork.temperature,
+    "top_k": _ext.SampleWork.top_k,
     "filters": _ext.SampleWork.filters,
 }
 
@@ -141,8 +144,11 @@ def work_of(
     random = (np.asarray(temperature) >= GREEDY_TEMPERATURE) & (top_k != 1) & (top_p > 0)
     if not np.any(random):
         return "greedy"
-    filtered = ((top_k > 0) & (top_k < vocab)) | (top_p < 1) | (np.asarray(min_p) > 0)
-    return "filters" if np.any(filtered & random) else "temperature"
+    has_top_k = (top_k > 0) & (top_k < vocab)
+    filtered = random & (has_top_k | (top_p < 1) | (np.asarray(min_p) > 0))
+    if not np.any(filtered):
+        return "temperature"
+    return "filters" if np.any(filtered & ~(has_top_k & (top_k <= MAX_LISTED_TOP_K))) else "top_k"
 
 
 def sample(
@@ -421,8 +427,14 @@ def _check_per_row(op: str, name: str, value: PerRow, batch: int) -> None:
 
 
 def _as_uint64(op: str, name: str, value: PerRow) -> npt.NDArray[np.uint64]:
-    array = np.asarray(value)
-    if array.size and (array.dtype.kind not in "iu" or (array.dtype.kind == "i" and array.min() < 0)):
+    # Lists of Python integers go through objects: numpy would make floats of 2^63 and above.
+    array = value if isinstance(value, np.ndarray) else np.array(value, dtype=object)
+    integers = (
+        array.dtype.kind in "iu"
+        if array.dtype != object
+        else all(isinstance(v, int | np.integer) for v in array.flat)
+    )
+    if not integers or (array.size and not (array.min() >= 0 and int(array.max()) < 2**64)):
         raise ValueError(f"[{op}] {name} must be integers in 0..2^64-1, got {value!r}.")
     return array.astype(np.uint64)
 

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Build the Metal backend for emulated hardware and run everything that can be checked of it on Linux: the op tests on
+# device "metal-emulated", the harness, seeded bugs, and against the mlx-metal wheel. Nothing here touches a Mac.
+#
+#   PYTHON=... [MLX_METAL_WHEEL=folder where the macOS wheel was unpacked] scripts/test_metal_emulated.sh
+#
+# Installs nothing. Needs clang-19 and llvm-19 (Debian has both), cmake, ninja, g++, and the test requirements.
+# The wheel: pip download --no-deps --only-binary=:all: --platform macosx_14_0_arm64 mlx-metal==0.32.4, then unzip.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+for tool in clang++-19 llvm-dis-19 llvm-symbolizer-19; do
+  command -v $tool >/dev/null || { echo "$tool is missing: apt-get install clang-19 llvm-19" >&2; exit 1; }
+done
+[[ -n ${MLX_METAL_WHEEL:-} ]] ||
+  echo "MLX_METAL_WHEEL is not set: Apple's headers and kernels are NOT compared with in this run"
+
+SECONDS=0
+PYTHON=$python scripts/build_metal_emulated.sh >build-metal.log 2>&1 || { cat build-metal.log; exit 1; }
+rm -f build-metal.log
+printf '== emulated build: %s s\n' "$SECONDS"
+
+export MLXCEL_TEST_DEVICE=metal-emulated
+export PYTHONPATH=$PWD/build/metal-emulated/package:$PWD
+ops=(tests/ops/test_add_rms_norm.py tests/ops/test_rope_append.py tests/ops/test_merge_states.py
+  tests/ops/test_paged_attention.py)
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+# Two at a time: most of it waits for compilers and single-threaded emulation.
+(
+  "$python" -m pytest -p no:cacheprovider --durations=5 tests/metal_host
+  printf '== harness, seeded bugs, Apple comparison: %s s\n' "$SECONDS"
+) >"$log" 2>&1 &
+harness=$!
+status=0
+"$python" -m pytest -p no:cacheprovider --durations=5 "${ops[@]}" || status=1
+printf '== op tests, schedule seed 1: %s s\n' "$SECONDS"
+for seed in 2 3; do
+  METAL_HOST_SEED=$seed "$python" -m pytest -p no:cacheprovider "${ops[@]}" \
+    -k "strided or bitwise or long_and_skewed or nan or every_head_dim and bf16" || status=1
+  printf '== op tests, schedule seed %s: %s s\n' "$seed" "$SECONDS"
+done
+wait $harness || status=1
+cat "$log"
+printf '== all: %s s\n' "$SECONDS"
+exit $status
