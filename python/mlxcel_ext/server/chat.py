@@ -226,21 +226,24 @@ class _Job:
             body["prompt_token_ids"] = self.prompt_ids
         return json_response(body)
 
+    def _per_token(self, choice: _Choice) -> dict[str, Any]:
+        """What a chunk says of the tokens since the last one: a token whose text is held back waits with it."""
+        fields: dict[str, Any] = {}
+        if choice.entries and self.request.logprobs:
+            fields["logprobs"] = self.state.texts.chat_logprobs(choice.entries)
+        if self.request.return_token_ids:
+            fields["token_ids"] = choice.token_ids
+        choice.entries, choice.token_ids = [], []
+        return fields
+
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         options = self.request.stream_options
         include_usage = bool(options and options.include_usage)
         every_usage = bool(options and options.continuous_usage_stats)
 
-        def chunk(index: int, delta: dict[str, Any], choice: _Choice, last: bool = False) -> bytes:
-            out: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            if choice.entries and self.request.logprobs:
-                out["logprobs"] = self.state.texts.chat_logprobs(choice.entries)
-            if self.request.return_token_ids:
-                out["token_ids"] = choice.token_ids
-            choice.entries, choice.token_ids = [], []
-            if last:
-                out |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
-            body = self.envelope("chat.completion.chunk", [out])
+        def chunk(index: int, delta: dict[str, Any], **fields: Any) -> bytes:
+            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
+            body = self.envelope("chat.completion.chunk", [choice])
             if include_usage or every_usage:
                 body["usage"] = generation.usage(len(self.prompt_ids)) if every_usage else None
             return event(encode(body))
@@ -252,19 +255,17 @@ class _Job:
                 deltas = choice.add(output)
                 if not choice.started and (output.token_ids or output.finished):
                     choice.started = True
-                    pending = choice.entries, choice.token_ids
-                    choice.entries, choice.token_ids = [], []
-                    events.append(chunk(index, {"role": "assistant", "content": ""}, choice))
-                    choice.entries, choice.token_ids = pending
+                    events.append(chunk(index, {"role": "assistant", "content": ""}))
                 for delta in deltas:
                     content = (
                         {"content": delta}
                         if isinstance(delta, str)
                         else {"tool_calls": [choice.call_chunk(delta)]}
                     )
-                    events.append(chunk(index, content, choice))
+                    events.append(chunk(index, content, **self._per_token(choice)))
                 if output.finished:
-                    events.append(chunk(index, {}, choice, last=True))
+                    ending = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+                    events.append(chunk(index, {}, **self._per_token(choice), **ending))
             yield b"".join(events)
         if include_usage:
             usage = generation.usage(len(self.prompt_ids))
