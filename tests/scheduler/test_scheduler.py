@@ -354,7 +354,7 @@ def test_a_budget_below_the_rows_is_refused() -> None:
 def test_a_suspect_without_pages_waits_for_those_that_run() -> None:
     """It cannot start beside the others: they must go on, or nothing would ever be planned again."""
     driver = Driver(make_scheduler(num_pages=4, cache=False, watermark=0.01))
-    first, second = driver.add(list(range(6)), 6), driver.add(list(range(10, 16)), 6)
+    _, second = driver.add(list(range(6)), 6), driver.add(list(range(10, 16)), 6)
     driver.device.tick()
     assert len(driver.scheduler.running) == 1  # the watermark keeps the second out
     second.suspect = True
