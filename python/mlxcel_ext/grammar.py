@@ -51,6 +51,13 @@ class GrammarCompiler:
         matcher = llguidance.LLMatcher(self._prepared, text, log_level=0)
         if matcher.is_error():
             raise ValueError(f"[grammar] {spec.kind} does not compile: {_first_line(matcher.get_error())}")
+        try:
+            # Some grammars compile and fail at their first token: that is the client's to know, not the engine's.
+            possible = Grammar(matcher.deep_copy(), self._vocab_size).mask().any()
+        except RuntimeError as failure:
+            raise ValueError(f"[grammar] {spec.kind} does not compile: {failure}") from None
+        if not possible:
+            raise ValueError(f"[grammar] {spec.kind} allows no text at all.")
         return Grammar(matcher, self._vocab_size)
 
     def _prepare(self) -> llguidance.LLTokenizer:

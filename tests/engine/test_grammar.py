@@ -96,6 +96,7 @@ def test_the_end_is_no_text() -> None:
         (GrammarSpec("json_schema", '{"type": "nonsense"}'), "does not compile"),
         (GrammarSpec("regex", "(unclosed"), "does not compile"),
         (GrammarSpec("grammar", "start: missing"), "does not compile"),
+        (GrammarSpec("json_schema", '{"$ref": "#"}'), "does not compile"),
         (GrammarSpec("choice", ()), "non-empty list"),
         (GrammarSpec("nonsense", "x"), "kind must be one of"),  # type: ignore[arg-type]
     ],

@@ -134,7 +134,8 @@ class AttentionPlan:
         self._num_kv_heads, self._group_size = num_kv_heads, group_size
         self._causal, self._window_left, self._invariant = causal, window_left, invariant
         self.partial = partial
-        self.qo_indptr = qo_indptr
+        # A copy: the caller may write to its own, and the tiles are cut for these values.
+        self.qo_indptr = None if qo_indptr is None else qo_indptr.copy()
 
     @property
     def tiles(self) -> Int32:
