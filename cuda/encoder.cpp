@@ -47,7 +47,7 @@ void EncoderLaunch::submit_cluster(const void* kernel, int cluster, dim3 grid, d
                                    size_t shared_bytes, void** params) {
   // MLX reuses an instantiated graph for one with the same key, and the key of a plain kernel node
   // does not say its cluster's size; but CUDA updates a node wrongly to another cluster size. A
-  // child graph has a key of its own.
+  // child graph has a key of its own, and is marked as one that must not be updated.
   cudaGraph_t child;
   MLXCEL_CUDA_CHECK(cudaGraphCreate(&child, 0));
   cudaKernelNodeParams node_params{};
@@ -58,7 +58,7 @@ void EncoderLaunch::submit_cluster(const void* kernel, int cluster, dim3 grid, d
   node_params.kernelParams = params;
   cudaGraphNode_t node;
   MLXCEL_CUDA_CHECK(cudaGraphAddKernelNode(&node, child, nullptr, 0, &node_params));
-  encoder_.add_graph_node(child, "(K" + std::to_string(cluster) + ")", true);
+  encoder_.add_graph_node(child, "(K" + std::to_string(cluster) + ")", false);
   MLXCEL_CUDA_CHECK(cudaGraphDestroy(child));
 }
 
