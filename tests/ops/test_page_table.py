@@ -150,3 +150,10 @@ def test_what_was_checked_is_what_kernels_read():
     np.testing.assert_array_equal(table.kv_indices, [5, 2, 9])
     with pytest.raises(ValueError, match="read-only"):
         table.kv_indices[0] = 3_000_000
+
+
+def test_from_pages_names_what_is_wrong():
+    with pytest.raises(ValueError, match="page_size must be a power of two"):
+        PageTable.from_pages([[0]], [5], 0)
+    with pytest.raises(ValueError, match="kv_indices must fit int32"):
+        PageTable.from_pages([[2**40]], [5], 16)

@@ -120,6 +120,8 @@ class PageTable:
 
         A request must have exactly the pages that its tokens need; ValueError otherwise.
         """
+        if page_size < 1:
+            raise ValueError(f"[page_table] page_size must be a power of two from 1 to 256, got {page_size}.")
         if len(pages) != len(kv_len):
             raise ValueError(
                 f"[page_table] pages and kv_len must have one entry a request, got {len(pages)} and {len(kv_len)}."
@@ -135,7 +137,7 @@ class PageTable:
             last.append(n + offset - (wanted - 1) * page_size if wanted else 0)
         indptr = np.zeros(len(pages) + 1, np.int32)
         np.cumsum([len(ids) for ids in pages], out=indptr[1:])
-        indices = np.fromiter((i for ids in pages for i in ids), np.int32, int(indptr[-1]))
+        indices = np.fromiter((i for ids in pages for i in ids), np.int64, int(indptr[-1]))
         return cls(indptr, indices, last, page_size, first_page_offset)
 
     def __repr__(self) -> str:
