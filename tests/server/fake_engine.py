@@ -125,7 +125,13 @@ class FakeEngine:
     def shutdown(self, drain: bool = True, timeout: float | None = None) -> None:
         with self._lock:
             self._stop = True
+            cut = [] if drain else [*self._running, *self._waiting]
+            if cut:
+                self._running = []
+                self._waiting.clear()
             self._lock.notify_all()
+        for request in cut:
+            self._send(request, finish_reason="abort", error="the server shuts down")
         self._thread.join(timeout)
 
     def kill(self, reason: str) -> None:

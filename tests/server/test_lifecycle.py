@@ -333,10 +333,13 @@ def test_requests_that_outlast_the_drain_are_cut(process: Callable[..., Process]
     wait_until(lambda: server.health()["status"] == "ok")
     with (
         httpx.Client(base_url=server.url) as client,
-        client.stream("POST", COMPLETIONS, json={"prompt": "STALL", "stream": True}),
+        client.stream("POST", COMPLETIONS, json={"prompt": "STALL", "stream": True}) as response,
     ):
         server.popen.send_signal(signal.SIGTERM)
+        text = response.read().decode()
         status, log = server.end()
+    assert '"message":"the server shuts down"' in text
+    assert text.endswith("data: [DONE]\n\n")
     assert status == 0
     assert any("still running" in line["event"] for line in log)
 

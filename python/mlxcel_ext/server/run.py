@@ -132,6 +132,8 @@ class ServerProcess:
         log.info("draining", extra={"fields": {"timeout": self._settings.shutdown_timeout}})
         if not await self._state.idle(self._settings.shutdown_timeout):
             log.warning("requests were still running at the end of the drain")
+            if self._engine is not None:  # while uvicorn still serves: their clients learn what ended them
+                await asyncio.to_thread(self._engine.shutdown, False, 5.0)
         self._exit(0)
 
     async def _watch(self) -> None:
