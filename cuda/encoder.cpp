@@ -22,7 +22,7 @@ void EncoderLaunch::submit(const void* kernel, dim3 grid, dim3 block, size_t sha
                            void** params) {
   struct Function {
     CUfunction handle = nullptr;
-    int cluster = 0;  // blocks, where the kernel has clusters
+    int cluster = 0;  // its __cluster_dims__ (1 too is a cluster), or 0
   };
   thread_local std::unordered_map<const void*, Function> functions;
   Function& function = functions[kernel];
@@ -35,7 +35,7 @@ void EncoderLaunch::submit(const void* kernel, dim3 grid, dim3 block, size_t sha
     MLXCEL_CUDA_CHECK(cudaGetFuncBySymbol(&function.handle, kernel));
   }
   allow_shared_bytes(kernel, shared_bytes);
-  if (function.cluster > 1) {
+  if (function.cluster > 0) {
     submit_cluster(kernel, function.cluster, grid, block, shared_bytes, params);
   } else {
     encoder_.add_kernel_node_raw(function.handle, grid, block, {},
@@ -47,7 +47,7 @@ void EncoderLaunch::submit_cluster(const void* kernel, int cluster, dim3 grid, d
                                    size_t shared_bytes, void** params) {
   // MLX reuses an instantiated graph for one with the same key, and the key of a plain kernel node
   // does not say its cluster's size; but CUDA updates a node wrongly to another cluster size. A
-  // child graph has a key of its own.
+  // child graph has a key of its own, and is marked as one that must not be updated.
   cudaGraph_t child;
   MLXCEL_CUDA_CHECK(cudaGraphCreate(&child, 0));
   cudaKernelNodeParams node_params{};
@@ -58,7 +58,7 @@ void EncoderLaunch::submit_cluster(const void* kernel, int cluster, dim3 grid, d
   node_params.kernelParams = params;
   cudaGraphNode_t node;
   MLXCEL_CUDA_CHECK(cudaGraphAddKernelNode(&node, child, nullptr, 0, &node_params));
-  encoder_.add_graph_node(child, "(K" + std::to_string(cluster) + ")", true);
+  encoder_.add_graph_node(child, "(K" + std::to_string(cluster) + ")", false);
   MLXCEL_CUDA_CHECK(cudaGraphDestroy(child));
 }
 

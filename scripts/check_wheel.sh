@@ -1,14 +1,12 @@
 #!/usr/bin/env bash
-# Build a wheel, install it into a clean environment where no compiler can be found, and use it.
-#   PYTHON=python3 scripts/check_wheel.sh
+# Install a wheel into a clean environment where no compiler can be found, and use it.
+#   scripts/check_wheel.sh dist/mlxcel_ext-*.whl
 set -euo pipefail
-cd "$(dirname "$0")/.."
-python=${PYTHON:-python3}
+wheel=$(realpath "$1")
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-"$python" -m pip wheel -q --no-deps -w "$out" .
 python3 -m venv "$out/venv"
-"$out/venv/bin/pip" install -q "$out"/mlxcel_ext-*.whl 'mlx[cpu]==0.32.4'
+"$out/venv/bin/pip" install -q "$wheel" 'mlx[cpu]==0.32.4'
 cd "$out"
 env -i HOME="$out" PATH="$out/venv/bin" "$out/venv/bin/python" - <<'PY'
 import shutil

@@ -11,6 +11,7 @@ std::pair<mx::array, mx::array> merge_states(const mx::array& v_in, const mx::ar
   check_ndim(op, "v_in", v_in, 3, "[N, num_heads, head_dim]");
   const FloatType dtype = float_type(op, "v_in", v_in);
   const int heads = v_in.shape(1), dim = v_in.shape(2);
+  if (dim < 1) fail(op, "head_dim must be at least 1, got v_in of shape ", v_in.shape(), ".");
   if (dim > 1024) fail(op, "head_dim must be at most 1024, got v_in of shape ", v_in.shape(), ".");
   check_shape(op, "lse_in", lse_in, {v_in.shape(0), heads});
   check_dtype(op, "lse_in", lse_in, mx::float32);

@@ -111,7 +111,9 @@ __device__ __forceinline__ int page_of(const TileView& view, int page_shift, int
   return slot < view.end ? __ldg(view.pages + (slot >> page_shift)) : 0;
 }
 
-/// Logits in log2 units: scaled, and capped where a cap is set.
+/// Logits in log2 units: scaled, and capped where a cap is set. Exact: to f32's last bits, else to
+/// what a 16-bit product is worth.
+template <bool Exact = false>
 struct LogitScale {
   float scale, cap, inv_cap;
 
@@ -123,6 +125,7 @@ struct LogitScale {
   __device__ __forceinline__ float operator()(float dot) const {
     const float x = dot * scale;
     if (cap == 0.0f) return x;
+    if constexpr (Exact) return cap * tanhf(__fdiv_rn(x, cap));
     // tanh(y) = 1 - 2 / (e^2y + 1): exact at both ends, where e^2y is 0 or inf.
     const float e = exp2_fast(2.0f * kLog2e * x * inv_cap);
     return cap * (1.0f - __fdividef(2.0f, e + 1.0f));
@@ -188,9 +191,15 @@ __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
   for (int item = threadIdx.x; item < tile.q_len * group * pieces; item += blockDim.x) {
     const int d = item % pieces * N, column = item / pieces;
     const int i = column / group, head = kv_head * group + column % group;
-    const auto state = merge_rows<float, N>(
-        a.partial_v + static_cast<int64_t>(head) * p.head_dim + d, a.partial_lse + head, rows[i],
-        rows[i + 1], row_stride, p.num_qo_heads);
+    const float* v = a.partial_v + static_cast<int64_t>(head) * p.head_dim + d;
+    auto merge = [&]<int Batch>() {
+      return merge_rows<float, N, Batch>(v, a.partial_lse + head, rows[i], rows[i + 1], row_stride,
+                                         p.num_qo_heads);
+    };
+    // Few chunks: no arithmetic for rows that are not there. Many: fewer round trips.
+    const auto state = tile.num_chunks <= 4   ? merge.template operator()<4>()
+                       : tile.num_chunks <= 8 ? merge.template operator()<8>()
+                                              : merge.template operator()<16>();
     write_state<T, N>(p, a, direct, i, head, d, state, true);
   }
 }

@@ -31,19 +31,18 @@ struct MergedState {
   __device__ __forceinline__ float scale() const { return sum == 0.0f ? 0.0f : 1.0f / sum; }
 };
 
-/// Merges rows [begin, end) of one head, in order, eight at a time: their reads are in flight
+/// Merges rows [begin, end) of one head, in order, `Batch` at a time: their reads are in flight
 /// together, and the sum is rescaled once for all of them.
-template <class T, int N>
+template <class T, int N, int Batch>
 __device__ __forceinline__ MergedState<N> merge_rows(const T* v, const float* lse, int begin,
                                                      int end, int64_t row_stride_v,
                                                      int64_t row_stride_lse) {
-  constexpr int kBatch = 8;
   MergedState<N> state;
-  for (int row = begin; row < end; row += kBatch) {
-    Vec<T, N> x[kBatch];
-    float weight[kBatch];
+  for (int row = begin; row < end; row += Batch) {
+    Vec<T, N> x[Batch];
+    float weight[Batch];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+    for (int i = 0; i < Batch; ++i) {
       weight[i] = -INFINITY;
       if (row + i < end) {
         weight[i] = __ldcg(lse + (row + i) * row_stride_lse);
@@ -52,14 +51,14 @@ __device__ __forceinline__ MergedState<N> merge_rows(const T* v, const float* ls
     }
     float max = state.max;
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) max = fmaxf(max, weight[i]);
+    for (int i = 0; i < Batch; ++i) max = fmaxf(max, weight[i]);
     const float keep = weight_of(state.max, max);
     state.max = max;
     state.sum *= keep;
 #pragma unroll
     for (int e = 0; e < N; ++e) state.v[e] *= keep;
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+    for (int i = 0; i < Batch; ++i) {
       weight[i] = weight_of(weight[i], max);
       state.sum += weight[i];
 #pragma unroll
@@ -81,15 +80,17 @@ __global__ void merge_states_kernel(const __grid_constant__ MergeStatesParams p,
   const int pieces = p.head_dim / N;
   const int64_t total = static_cast<int64_t>(p.num_out) * p.num_heads * pieces;
   const int64_t row_stride = static_cast<int64_t>(p.num_heads) * p.head_dim;
+  // Offsets made on the device are not checked by the host.
+  auto clamp = [&](int row) { return min(max(row, 0), p.num_in); };
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < total;
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     const int d = static_cast<int>(i % pieces) * N;
     const int64_t out = i / pieces;  // group * num_heads + head
     const int head = static_cast<int>(out % p.num_heads);
     const int group = static_cast<int>(out / p.num_heads);
-    const auto state =
-        merge_rows<T, N>(v_in + static_cast<int64_t>(head) * p.head_dim + d, lse_in + head,
-                         o_indptr[group], o_indptr[group + 1], row_stride, p.num_heads);
+    const auto state = merge_rows<T, N, 8>(v_in + static_cast<int64_t>(head) * p.head_dim + d,
+                                           lse_in + head, clamp(o_indptr[group]),
+                                           clamp(o_indptr[group + 1]), row_stride, p.num_heads);
     Vec<T, N> result;
 #pragma unroll
     for (int e = 0; e < N; ++e) result.at[e] = from_float<T>(state.v[e] * state.scale());

@@ -7,12 +7,13 @@ namespace mlxcel::cuda {
 // Tensor-core and asynchronous-copy instructions, sm_80 and later. Fragment layouts are those of
 // mma.m16n8k16: a lane holds rows lane / 4 (and + 8) and columns 2 * (lane % 4) (and + 1).
 
-/// A cache policy: data that is read once may leave the L2 cache first.
+/// Cache policies of data that is read once: it leaves the L2 cache first, or it does not change
+/// the order in which lines leave.
 __device__ __forceinline__ uint64_t l2_policy(bool evict_first) {
-  uint64_t first, normal;
+  uint64_t first, unchanged;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
-  return evict_first ? first : normal;
+  asm("createpolicy.fractional.L2::evict_unchanged.b64 %0, 1.0;" : "=l"(unchanged));
+  return evict_first ? first : unchanged;
 }
 
 /// Copies 16 bytes to shared memory past the registers; zeros where `valid` is false, and then the

@@ -21,6 +21,9 @@ struct AttentionShapes {
   static constexpr int kRaggedWarps = 128 / 16 / kRaggedRowTiles;
   static constexpr int kRaggedKeys = D <= 128 ? 64 : 32;
 
+  // Warps of a ragged block that stream a decode tile: what the ragged tile's shared memory holds.
+  static constexpr int kRaggedDecodeWarps = 4;
+
   template <class T, int ColumnTiles>
   using Decode = PagedDecode<T, D, ColumnTiles, kDecodeKeys, kDecodeStages>;
   template <class T>
@@ -40,7 +43,7 @@ struct AttentionShapes {
 
   template <class T>
   static int ragged_shared_bytes() {
-    return std::max(Ragged<T>::kSharedBytes, Decode<T, 1>::shared_bytes(kRaggedWarps));
+    return std::max(Ragged<T>::kSharedBytes, Decode<T, 1>::shared_bytes(kRaggedDecodeWarps));
   }
 };
 

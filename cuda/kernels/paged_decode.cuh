@@ -160,7 +160,7 @@ struct PagedDecode {
   }
 
   /// Logits to weights: masks, moves the running maxima, and rescales what was summed so far.
-  __device__ __forceinline__ void softmax(int block, const LogitScale& logit,
+  __device__ __forceinline__ void softmax(int block, const LogitScale<>& logit,
                                           float (&s)[kKeyTiles][ColumnTiles][4]) {
     const int slot = origin + block * Keys;
 #pragma unroll
@@ -272,7 +272,7 @@ struct PagedDecode {
         for (int e = 0; e < 4; ++e) o[n][k][e] = 0.0f;
       }
     }
-    const LogitScale logit(p);
+    const LogitScale<> logit(p);
     int full = 0, empty = Stages - 1;  // stage to read, stage to fill
     for (int block = warp; block < blocks; block += warps) {
       copy_async_wait<Stages - 2>();

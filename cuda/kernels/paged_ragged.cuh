@@ -140,13 +140,14 @@ struct PagedRagged {
     for (int r = 0; r < RowTiles; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float m = row_max[r][half];
+        float m = -INFINITY;
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
-          m = fmaxf(m, scale * fmaxf(s[r][n][half * 2], s[r][n][half * 2 + 1]));
+          m = fmaxf(m, fmaxf(s[r][n][half * 2], s[r][n][half * 2 + 1]));
         }
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+        m = fmaxf(row_max[r][half], m * scale);
         keep[r][half] = weight_of(row_max[r][half], m);
         row_max[r][half] = m;
         const float base = m == -INFINITY ? 0.0f : m;
@@ -167,6 +168,8 @@ struct PagedRagged {
   __device__ __forceinline__ void rescale(const float (&keep)[RowTiles][2]) {
 #pragma unroll
     for (int r = 0; r < RowTiles; ++r) {
+      // Past the first few tiles the maxima seldom move.
+      if (!__any_sync(0xffffffffu, keep[r][0] != 1.0f || keep[r][1] != 1.0f)) continue;
 #pragma unroll
       for (int n = 0; n < kValueTiles; ++n) {
 #pragma unroll
@@ -185,7 +188,7 @@ struct PagedRagged {
   }
 
   /// Scales, caps and masks the products of a block; returns the factor left for softmax.
-  __device__ __forceinline__ float logits(int block, const LogitScale& logit,
+  __device__ __forceinline__ float logits(int block, const LogitScale<>& logit,
                                           float (&s)[RowTiles][kKeyTiles][4]) const {
     // The scale is folded into the exponent unless the logits are capped (or scaled by a negative
     // number, where the largest product is not the largest logit).
@@ -249,7 +252,7 @@ struct PagedRagged {
     if (blocks > 0) copy_block(0, page_in(0));
     copy_async_commit();
     int next = page_in(1);
-    const LogitScale logit(p);
+    const LogitScale<> logit(p);
     for (int block = 0; block < blocks; ++block) {
       copy_async_wait<0>();
       __syncthreads();  // tile `block` is there for all, and nobody reads the other stage any more
@@ -301,7 +304,7 @@ __global__ void __launch_bounds__(Warps* kWarp)
   prefetch_tables(p, a);
   const TileView view(p, a, blockIdx.x / p.num_kv_heads);
   if (view.tile.q_len * (p.num_qo_heads / p.num_kv_heads) <= Decode::kColumns) {
-    Decode decode(p, a, view, kv_head, Warps, shared);
+    Decode decode(p, a, view, kv_head, 4, shared);
     decode.run(shared);
   } else {
     PagedRagged<T, D, Warps, RowTiles, Keys> ragged(p, a, view, kv_head, shared);

@@ -98,17 +98,20 @@ struct PagedRaggedSm90 : PagedRagged<T, D, 8, 1, 128> {
     load_query();
     copy(a.k_pages, 0, page_in(0), keys_of(0));
     copy_async_commit();
+    // Page ids of this lane's slots in the next blocks of V and K to copy, read a tile ahead.
     int page_v = page_in(0), page_k = page_in(1);
-    const LogitScale logit(p);
+    const LogitScale<> logit(p);
     float s[1][16][4], keep[1][2];
     uint32_t weights[8][4];
 
     publish();
+    wgmma_begin();
+    start_scores(0, s);
     copy(a.k_pages, 1, page_k, keys_of(1));
     copy(a.v_pages, 0, page_v, values_of(0));
     copy_async_commit();
-    wgmma_begin();
-    start_scores(0, s);
+    page_v = page_k;
+    page_k = page_in(2);
     wgmma_wait<0>();
     hold(reinterpret_cast<float (&)[64]>(s));
     Base::softmax(Base::logits(0, logit, s), s, keep);
@@ -116,16 +119,16 @@ struct PagedRaggedSm90 : PagedRagged<T, D, 8, 1, 128> {
 
     for (int block = 0; block + 1 < blocks; ++block) {
       // K of block + 1 and V of block are there; K of block and V of block - 1 are done with.
-      page_v = page_k;
-      page_k = page_in(block + 2);
       publish();
-      copy(a.k_pages, block + 2, page_k, keys_of(block));
-      copy(a.v_pages, block + 1, page_v, values_of(block + 1));
-      copy_async_commit();
       hold(reinterpret_cast<float (&)[D / 2]>(o));
       wgmma_begin();
       start_scores(block + 1, s);
       start_values(block, weights);
+      copy(a.k_pages, block + 2, page_k, keys_of(block));
+      copy(a.v_pages, block + 1, page_v, values_of(block + 1));
+      copy_async_commit();
+      page_v = page_k;
+      page_k = page_in(block + 3);
       wgmma_wait<1>();
       hold(reinterpret_cast<float (&)[64]>(s));
       Base::softmax(Base::logits(block + 1, logit, s), s, keep);

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kSimpleWarps* kWarp)
   const int kv_head = blockIdx.x % p.num_kv_heads, lane = threadIdx.x % kWarp;
   const int group = p.num_qo_heads / p.num_kv_heads, page_shift = page_shift_of(p);
   const TileView view(p, a, blockIdx.x / p.num_kv_heads);
-  const LogitScale logit(p);
+  const LogitScale<true> logit(p);
   float* query = queries[threadIdx.x / kWarp];
   const T* k_pages = static_cast<const T*>(a.k_pages);
   const T* v_pages = static_cast<const T*>(a.v_pages);
@@ -42,13 +42,13 @@ __global__ void __launch_bounds__(kSimpleWarps* kWarp)
         offset = static_cast<int64_t>(view.pages[slot >> page_shift]) * p.stride_page +
                  static_cast<int64_t>(slot & (p.page_size - 1)) * p.stride_token +
                  static_cast<int64_t>(kv_head) * p.stride_head;
-        float dot = 0.0f;
+        float dot[4] = {};
         for (int d = 0; d < p.head_dim; d += 4) {
           const Vec<T, 4> k = load_vec<T, 4>(k_pages + offset + d);
 #pragma unroll
-          for (int e = 0; e < 4; ++e) dot += query[d + e] * to_float(k.at[e]);
+          for (int e = 0; e < 4; ++e) dot[e] += query[d + e] * to_float(k.at[e]);
         }
-        x = logit(dot);
+        x = logit((dot[0] + dot[1]) + (dot[2] + dot[3]));
       }
       float m = fmaxf(max, x);
 #pragma unroll

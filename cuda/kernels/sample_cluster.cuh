@@ -277,19 +277,6 @@ class RowReader {
       const int index = (tile + i) * C * kTile + first_;
       quads_[i] = logits_.template load<T>(begin_ + index, index, vocab_);
     }
-    if constexpr (kAhead) {
-      constexpr int kLineLanes = 128 / (4 * sizeof(T));  // lanes that share a line
-      if (threadIdx.x % kLineLanes == 0) {
-#pragma unroll
-        for (int i = kBatch; i < 2 * kBatch; ++i) {
-          const int index = (tile + i) * C * kTile + first_;
-          if (index < vocab_) {
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const T*>(logits_.data) +
-                                                          begin_ + index));
-          }
-        }
-      }
-    }
   }
 
   const Logits& logits_;

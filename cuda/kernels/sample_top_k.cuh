@@ -107,7 +107,7 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads, 2)
   if (threadIdx.x == 0) shared.count = 0;
   RowCluster<C> cluster(shared.slots);
   const int vocab = params.vocab, at = cluster.row();
-  RowReader<C, 4, true> reader(logits, at, vocab, cluster.rank());
+  RowReader<C, 4> reader(logits, at, vocab, cluster.rank());
   const SampleRow row = rows[at];
   const PhiloxKey key = philox_key(row);
   const bool writes = cluster.rank() == 0 && threadIdx.x == 0;

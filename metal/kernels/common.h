@@ -7,6 +7,9 @@
 
 using namespace metal;
 
+// Loops over arrays that must stay in registers: a variable index would push them to memory.
+#define MLXCEL_UNROLL _Pragma("clang loop unroll(full)")
+
 namespace mlxcel {
 
 constant constexpr uint kSimdWidth = 32;

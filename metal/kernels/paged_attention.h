@@ -25,6 +25,7 @@ struct LaneElements {
 template <typename T, int D>
 METAL_FUNC void load_elements(const device T* head, int lane, thread float* out) {
   using E = LaneElements<D>;
+  MLXCEL_UNROLL
   for (int i = 0; i < E::kCount; ++i)
     out[i] = E::exists(lane, i) ? float(head[E::at(lane, i)]) : 0.0f;
 }
@@ -71,15 +72,18 @@ template <typename T, int D, int R>
   float total[R];
   int from[R];
   int to[R];
+  MLXCEL_UNROLL
   for (int r = 0; r < R; ++r) {
     highest[r] = -INFINITY;
     total[r] = 0.0f;
     from[r] = r < rows ? view.lowest(first_row + r) : 0;
     to[r] = r < rows ? view.highest(first_row + r) : 0;
+    MLXCEL_UNROLL
     for (int i = 0; i < E::kCount; ++i) sum[r][i] = query[r][i] = 0.0f;
     if (r < rows) {
       load_elements<T, D>(q + query_offset(params, tile, view.group_size, first_row + r, kv_head),
                           lane, query[r]);
+      MLXCEL_UNROLL
       for (int i = 0; i < E::kCount; ++i) query[r][i] *= params.sm_scale_log2;
     }
   }
@@ -92,9 +96,11 @@ template <typename T, int D, int R>
     float value[E::kCount];
     load_elements<T, D>(k_pages + at, lane, key);
     load_elements<T, D>(v_pages + at, lane, value);
+    MLXCEL_UNROLL
     for (int r = 0; r < R; ++r) {
       if (t < from[r] || t >= to[r]) continue;  // the whole simdgroup alike; 0 * NaN would be NaN
       float score = 0.0f;
+      MLXCEL_UNROLL
       for (int i = 0; i < E::kCount; ++i) score += query[r][i] * key[i];
       score = simd_sum(score);
       if (has_soft_cap) score = soft_cap(score, params.logits_soft_cap);
@@ -104,11 +110,13 @@ template <typename T, int D, int R>
       const float weight = fast::exp2(score - base);
       highest[r] = next;
       total[r] = total[r] * scale + weight;
+      MLXCEL_UNROLL
       for (int i = 0; i < E::kCount; ++i) sum[r][i] = sum[r][i] * scale + weight * value[i];
     }
   }
 
   if (lane == 0) {
+    MLXCEL_UNROLL
     for (int r = 0; r < R; ++r) {
       maxima[simdgroup][r] = highest[r];
       sums[simdgroup][r] = total[r];
@@ -116,8 +124,10 @@ template <typename T, int D, int R>
   }
   for (int pass = 0; pass < rows; pass += kRowsPerPass) {
     // Constant bounds keep the arrays of the rows in registers.
+    MLXCEL_UNROLL
     for (int r = 0; r < R; ++r) {
       if (r < pass || r >= pass + kRowsPerPass) continue;
+      MLXCEL_UNROLL
       for (int i = 0; i < E::kCount; ++i) {
         if (E::exists(lane, i)) states[simdgroup][r - pass][E::at(lane, i)] = sum[r][i];
       }

@@ -111,7 +111,9 @@ template <typename T, int D>
   vec<T, 2> query[kBlocksD];
   Matrix sum[kBlocksD];
   const size_t query_at = exists ? query_offset(params, tile, view.group_size, row, kv_head) : 0;
+  MLXCEL_UNROLL
   for (int b = 0; b < kBlocksD; ++b) {
+    MLXCEL_UNROLL
     for (int j = 0; j < 2; ++j)
       query[b][j] = exists ? q[query_at + size_t(b * 8 + cell.col + j)] : T(0.0f);
     sum[b] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
@@ -126,19 +128,23 @@ template <typename T, int D>
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     Matrix scores[kBlocksT];
+    MLXCEL_UNROLL
     for (int t = 0; t < kBlocksT; ++t) {
       // Two chains of sums: neither waits for the other, and rounding errors grow half as fast.
       Matrix chains[2] = {make_filled_simdgroup_matrix<float, 8, 8>(0.0f),
                           make_filled_simdgroup_matrix<float, 8, 8>(0.0f)};
       const threadgroup T* keys = block + (t * 8 + cell.col) * kStride + cell.row;
+      MLXCEL_UNROLL
       for (int b = 0; b < kBlocksD; ++b) {
         Matrix left, right;
+        MLXCEL_UNROLL
         for (int j = 0; j < 2; ++j) {
           left.thread_elements()[j] = float(query[b][j]);
           right.thread_elements()[j] = float(keys[j * kStride + b * 8]);  // K transposed
         }
         simdgroup_multiply_accumulate(chains[b % 2], left, right, chains[b % 2]);
       }
+      MLXCEL_UNROLL
       for (int j = 0; j < 2; ++j) {
         scores[t].thread_elements()[j] =
             chains[0].thread_elements()[j] + chains[1].thread_elements()[j];
@@ -147,7 +153,9 @@ template <typename T, int D>
 
     // One step of the online softmax. Scores of tokens that the row does not see become -inf.
     float most = -INFINITY;
+    MLXCEL_UNROLL
     for (int t = 0; t < kBlocksT; ++t) {
+      MLXCEL_UNROLL
       for (int j = 0; j < 2; ++j) {
         const int token = begin + t * 8 + cell.col + j;
         float score = scores[t].thread_elements()[j] * params.sm_scale_log2;
@@ -162,7 +170,9 @@ template <typename T, int D>
     const float scale = fast::exp2(highest - base);
     highest = next;
     float added = 0.0f;
+    MLXCEL_UNROLL
     for (int t = 0; t < kBlocksT; ++t) {
+      MLXCEL_UNROLL
       for (int j = 0; j < 2; ++j) {
         const float weight = fast::exp2(scores[t].thread_elements()[j] - base);
         scores[t].thread_elements()[j] = weight;
@@ -170,7 +180,9 @@ template <typename T, int D>
       }
     }
     total = total * scale + row_sum(added);
+    MLXCEL_UNROLL
     for (int b = 0; b < kBlocksD; ++b) {
+      MLXCEL_UNROLL
       for (int j = 0; j < 2; ++j) sum[b].thread_elements()[j] *= scale;
     }
 
@@ -182,11 +194,14 @@ template <typename T, int D>
 
     bool any_special = false;
     for (int s = 0; s < kMatrixSimdgroups; ++s) any_special = any_special || special[s] != 0;
+    MLXCEL_UNROLL
     for (int b = 0; b < kBlocksD; ++b) {
       const threadgroup T* values = block + b * 8 + cell.col;
       if (!any_special) {
+        MLXCEL_UNROLL
         for (int t = 0; t < kBlocksT; ++t) {
           Matrix right;
+          MLXCEL_UNROLL
           for (int j = 0; j < 2; ++j) {
             right.thread_elements()[j] = float(values[(t * 8 + cell.row) * kStride + j]);
           }
@@ -195,10 +210,12 @@ template <typename T, int D>
       } else {
         // A weight of 0 times NaN is NaN, so rows must leave out what they do not see: rare, and
         // slow.
+        MLXCEL_UNROLL
         for (int t = 0; t < kTokens; ++t) {
           const float weight =
               simd_shuffle(scores[t / 8].thread_elements()[t % 2], lane_of_column(lane, t % 8));
           if (begin + t < from || begin + t >= to) continue;
+          MLXCEL_UNROLL
           for (int j = 0; j < 2; ++j)
             sum[b].thread_elements()[j] += weight * float(values[t * kStride + j]);
         }
@@ -210,7 +227,9 @@ template <typename T, int D>
   if (!exists) return;
   const float inverse = total != 0.0f ? 1.0f / total : 0.0f;
   const float row_lse = total != 0.0f ? highest + precise::log2(total) : -INFINITY;
+  MLXCEL_UNROLL
   for (int b = 0; b < kBlocksD; ++b) {
+    MLXCEL_UNROLL
     for (int j = 0; j < 2; ++j) {
       const MergedElement state{sum[b].thread_elements()[j] * inverse, row_lse};
       write_state(params, tile, view.group_size, row, kv_head, b * 8 + cell.col + j, state, sinks,

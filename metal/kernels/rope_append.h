@@ -28,7 +28,7 @@ METAL_FUNC float2 rotation(int position, float inv_freq, float scale) {
   const ulong turns = turns_per_position(inv_freq) * ulong(long(position));
   const uint quadrant = uint((turns + (1ul << 61)) >> 62);  // the nearest quarter turn
   const float x =
-      float(long(turns - (ulong(quadrant) << 62))) * 0x1p-63f;  // the rest, in units of pi
+      float(long(turns - (ulong(quadrant) << 62))) * 1.0842022e-19f;  // 2^-63: units of pi
   const float c = scale * precise::cospi(x);
   const float s = scale * precise::sinpi(x);
   switch (quadrant) {

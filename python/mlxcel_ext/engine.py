@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -73,6 +74,8 @@ class Engine:
 
     def start(self) -> None:
         """Start the engine thread; returns at once. health() is "loading" until a first step has run."""
+        # A thread that is inside MLX when the interpreter goes is ended by force, and takes the process down with it.
+        atexit.register(self._leave)
         self._thread.start()
 
     def shutdown(self, drain: bool = True, timeout: float | None = None) -> None:
@@ -87,6 +90,7 @@ class Engine:
             if not drain:
                 self._abort_all("the server shuts down")
             self._wake.notify()
+        atexit.unregister(self._leave)
         if self._thread.ident is None:
             self._die(EngineDeadError("shut down before it was started"))
         if not self._thread.is_alive():
@@ -97,6 +101,9 @@ class Engine:
                 self._abort_all("the server shuts down")
                 self._wake.notify()
             self._thread.join()
+
+    def _leave(self) -> None:
+        self.shutdown(drain=False)
 
     def submit(
         self,

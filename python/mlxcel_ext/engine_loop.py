@@ -240,7 +240,9 @@ class EngineLoop:
 
     def _take(self, step: Step, result: StepResult) -> None:
         for scored, logprobs in result.prompt_logprobs:
-            scored.request.job.prompt_logprobs += logprobs
+            # At their places: after a failure a chunk that was in flight is read, and then scored again.
+            known = scored.request.job.prompt_logprobs
+            known[scored.first : scored.first + scored.count] = logprobs
         for row, token, valid, logprob in zip(
             step.sampled, result.token_ids, result.valid, result.logprobs, strict=True
         ):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -45,12 +46,23 @@ class GrammarCompiler:
         with self._lock:
             if self._prepared is None:
                 self._prepared = self._prepare()
-        error = llguidance.LLMatcher.validate_grammar(text, self._prepared)
-        if error and not error.startswith("WARNING"):
-            raise ValueError(f"[grammar] {spec.kind} does not compile: {_first_line(error)}")
-        matcher = llguidance.LLMatcher(self._prepared, text, log_level=0)
+        try:
+            with _panics_as_errors():
+                error = llguidance.LLMatcher.validate_grammar(text, self._prepared)
+                if error and not error.startswith("WARNING"):
+                    raise ValueError(f"[grammar] {spec.kind} does not compile: {_first_line(error)}")
+                matcher = llguidance.LLMatcher(self._prepared, text, log_level=0)
+        except RuntimeError as failure:
+            raise ValueError(f"[grammar] {spec.kind} does not compile: {failure}") from None
         if matcher.is_error():
             raise ValueError(f"[grammar] {spec.kind} does not compile: {_first_line(matcher.get_error())}")
+        try:
+            # Some grammars compile and fail at their first token: that is the client's to know, not the engine's.
+            possible = Grammar(matcher.deep_copy(), self._vocab_size).mask().any()
+        except RuntimeError as failure:
+            raise ValueError(f"[grammar] {spec.kind} does not compile: {failure}") from None
+        if not possible:
+            raise ValueError(f"[grammar] {spec.kind} allows no text at all.")
         return Grammar(matcher, self._vocab_size)
 
     def _prepare(self) -> llguidance.LLTokenizer:
@@ -74,13 +86,16 @@ class Grammar:
     def mask(self) -> npt.NDArray[np.uint32]:
         """Bit i % 32 of word i // 32 says whether token i may come next."""
         mask = np.zeros(self._words, np.uint32)
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        with _panics_as_errors():
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._check()
         return mask
 
     def accept(self, token_id: int) -> None:
         """Advance by a token; RuntimeError where the grammar does not allow it."""
-        if not self._matcher.consume_token(token_id):
+        with _panics_as_errors():
+            accepted = self._matcher.consume_token(token_id)
+        if not accepted:
             self._check()
             raise RuntimeError(f"[grammar] token {token_id} is not allowed here.")
 
@@ -92,6 +107,17 @@ class Grammar:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise RuntimeError(f"[grammar] {_first_line(self._matcher.get_error())}")
+
+
+@contextlib.contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """A panic in llguidance is a BaseException, which would end the engine's thread: make it a RuntimeError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(f"[grammar] llguidance failed: {_first_line(str(error))}") from None
 
 
 class _Vocabulary:

@@ -102,6 +102,7 @@ class Sampler:
         self._free = list(range(max_rows - 1, -1, -1))
         self._rows = np.zeros(max_rows, SAMPLE_ROW)
         self._edits = np.full(max_rows, NO_EDIT, EDIT_ROW)
+        self._edited = np.zeros(max_rows, bool)  # slots with bias or penalties
         self._work = np.zeros(max_rows, np.int8)
         self._num_top = np.full(max_rows, -1, np.int32)
         self._bias: dict[int, dict[int, float]] = {}
@@ -143,9 +144,11 @@ class Sampler:
         self._num_top[slot] = -1 if params.logprobs is None else params.logprobs
         self._edits[slot] = NO_EDIT
         self._bias[slot] = bias
+        self._edited[slot] = bool(bias)
         penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         if penalties != (1.0, 0.0, 0.0):
             self._edits[slot] = (*penalties, slot, -1, 0, 0, 0)
+            self._edited[slot] = True
             self._reset_counts(slot, prompt_ids, output_ids)
 
     def remove(self, request_id: str) -> None:
@@ -164,7 +167,7 @@ class Sampler:
             raise ValueError(
                 f"[sampler] logits must have shape ({len(rows)}, {self.vocab_size}), got {logits.shape}."
             )
-        slots = np.array([self._slots[row.request_id] for row in rows], np.int32)
+        slots = [self._slots[row.request_id] for row in rows]
         edited = self._edit(logits, rows, slots)
         packed = self._rows[slots]
         packed["draw"] = [row.draw_index for row in rows]
@@ -181,8 +184,10 @@ class Sampler:
             return Sampled(ids, valid)
         return Sampled(ids, valid, *token_logprobs(logits, ids, num_top, stream=self._stream))
 
-    def _edit(self, logits: mx.array, rows: Sequence[RowSampling], slots: npt.NDArray[np.int32]) -> mx.array:
+    def _edit(self, logits: mx.array, rows: Sequence[RowSampling], slots: list[int]) -> mx.array:
         """The logits that the draw sees: the given ones where no row wants an edit."""
+        if not self._edited[slots].any() and not any(row.banned or row.mask is not None for row in rows):
+            return logits
         edits = self._edits[slots]
         masks: list[npt.NDArray[np.uint32]] = []
         bias_ids: list[int] = []
@@ -200,8 +205,6 @@ class Sampler:
                 bias_values.extend(bias.values())
                 edits[i]["bias_end"] = len(bias_ids)
         counts = self._counts if np.any(edits["counts_row"] >= 0) else None
-        if not masks and not bias_ids and counts is None:
-            return logits
         return edit_logits(
             logits,
             edits,
@@ -212,9 +215,9 @@ class Sampler:
             stream=self._stream,
         )
 
-    def _count(self, slots: npt.NDArray[np.int32], ids: mx.array) -> None:
+    def _count(self, slots: list[int], ids: mx.array) -> None:
         rows = self._edits["counts_row"][slots]
-        if np.any(rows >= 0):
+        if self._counts is not None and np.any(rows >= 0):
             self._add_counts(mx.array(rows), ids)
 
     def _reset_counts(self, slot: int, prompt_ids: Iterable[int], output_ids: Iterable[int]) -> None:

@@ -145,3 +145,8 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         taken.listen()
         assert cli.main(["serve", "--port", str(taken.getsockname()[1])]) == 2
     assert "cannot listen on 127.0.0.1" in capsys.readouterr().err
+
+
+def test_a_port_that_does_not_exist_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--port", "99999"]) == 2
+    assert "cannot listen on 127.0.0.1:99999" in capsys.readouterr().err

@@ -6,10 +6,12 @@ import threading
 import time
 
 import hypothesis.strategies as st
+import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 
 from mlxcel_ext.engine import Engine, EngineConfig, EngineDeadError, QueueFullError
+from mlxcel_ext.models.batch import AttentionBatch
 from mlxcel_ext.sampling_params import SamplingParams
 from tests.engine.client import GREEDY, SMALL, Answer, Client, serving
 from tests.support.fake_model import EOS, VOCAB, fake_loaded, generate
@@ -320,3 +322,22 @@ def test_the_cache_budget_is_in_bytes() -> None:
         stats = client.engine.stats()
         assert stats.page_bytes == 2 * 4 * 8 * 4
         assert stats.pages_cached == 5
+
+
+def test_prompt_logprobs_come_once_where_a_step_fails_behind_a_chunk_in_flight() -> None:
+    chunks = []
+
+    def fail_second_chunk(tokens: mx.array, batch: AttentionBatch) -> None:
+        if tokens.size > 10:
+            chunks.append(tokens.size)
+            if len(chunks) == 2:
+                raise RuntimeError("once")
+
+    prompts = [[(i * 7) % 90 + n for i in range(24)] for n in (1, 2)]
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, prompt_logprobs=0)
+    with serving(fake_loaded(on_call=fail_second_chunk)) as client:
+        answers = [client.send(prompt, params) for prompt in prompts]
+        for answer, prompt in zip(answers, prompts, strict=True):
+            answer.wait()
+            scored = next(o.prompt_logprobs for o in answer.outputs if o.prompt_logprobs)
+            assert [entry and entry.token_id for entry in scored] == [None, *prompt[1:]]

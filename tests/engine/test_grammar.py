@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from mlxcel_ext.grammar import Grammar
 from mlxcel_ext.sampling_params import GrammarSpec, SamplingParams
 from tests.engine.client import serving
 from tests.support.fake_model import EOS, fake_loaded, generate
@@ -96,6 +97,8 @@ def test_the_end_is_no_text() -> None:
         (GrammarSpec("json_schema", '{"type": "nonsense"}'), "does not compile"),
         (GrammarSpec("regex", "(unclosed"), "does not compile"),
         (GrammarSpec("grammar", "start: missing"), "does not compile"),
+        (GrammarSpec("json_schema", '{"$ref": "#"}'), "does not compile"),
+        (GrammarSpec("grammar", "start: <nope>"), "does not compile"),
         (GrammarSpec("choice", ()), "non-empty list"),
         (GrammarSpec("nonsense", "x"), "kind must be one of"),  # type: ignore[arg-type]
     ],
@@ -103,3 +106,18 @@ def test_the_end_is_no_text() -> None:
 def test_a_bad_grammar_is_refused_at_submission(spec: GrammarSpec, words: str) -> None:
     with serving(fake_loaded()) as client, pytest.raises(ValueError, match=words):
         client.send([1], constrained(spec))
+
+
+def test_a_panic_of_the_matcher_is_an_error_of_the_request() -> None:
+    class PanicException(BaseException):  # as pyo3's
+        pass
+
+    class Matcher:
+        def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
+            raise PanicException("index out of bounds")
+
+        consume_token = unsafe_compute_mask_ptr
+
+    grammar = Grammar(Matcher(), 64)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="index out of bounds"):
+        grammar.mask()

@@ -83,7 +83,7 @@ MUTANTS = [
     _norm("mean over the threads", "squares / float(params.hidden)", "squares / float(num_threads)", "numbers"),
     _norm("weight bias forgotten", "float(weight[i]) + params.weight_bias", "float(weight[i])", "numbers"),
     _norm("unrounded sum squared", "squares += float(sum) * float(sum);", "squares += 1.02f * float(sum) * float(sum);", "numbers"),
-    _rope("f32 angles", "float(long(turns - (ulong(quadrant) << 62))) * 0x1p-63f;", "float(position) * inv_freq * 0.318309886f - 0.5f * float(quadrant);", "numbers"),
+    _rope("f32 angles", "float(long(turns - (ulong(quadrant) << 62))) * 1.0842022e-19f;", "float(position) * inv_freq * 0.318309886f - 0.5f * float(quadrant);", "numbers"),
     _rope("rotation the other way", "return float2(s, -c);", "return float2(-s, c);", "numbers"),
     _rope("tail not copied", "to[at.first] = from[at.first];\n    if", "to[at.first] = T(0.0f);\n    if", "numbers"),
     _merge("natural exponent", "precise::exp2(state_lse - highest)", "precise::exp(state_lse - highest)", "numbers"),

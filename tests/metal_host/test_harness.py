@@ -139,9 +139,9 @@ def test_what_msl_refuses_is_refused(source, text):
 
 
 def test_a_violation_reaches_python_as_an_error():
-    pool = mx.zeros((2, 16, 1, 64))
+    k_pages, v_pages = mx.zeros((2, 16, 1, 64)), mx.zeros((2, 16, 1, 64))
     q, position, slot = mx.zeros((1, 1, 64)), mx.array([0], mx.int32), mx.array([5000], mx.int32)
-    out = _ext.rope_append(q, q, q, pool, pool, slot, position, mx.ones(32))
+    out = _ext.rope_append(q, q, q, k_pages, v_pages, slot, position, mx.ones(32))
 
     def evaluate() -> None:
         mx.eval(out)

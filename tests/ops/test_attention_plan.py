@@ -203,3 +203,10 @@ def test_empty_plans():
 def test_bad_input_is_a_value_error(change, text):
     with pytest.raises(ValueError, match=r"^\[plan_attention\] " + text):
         plan_attention(table_of([20, 40]), **(HEADS | change))
+
+
+def test_a_plan_does_not_follow_what_the_caller_writes_later():
+    indptr = np.array([0, 1, 10], np.int32)
+    plan = plan_attention(PageTable([0, 1, 2], [0, 1], [16, 16], 16), indptr, num_qo_heads=4, num_kv_heads=2)
+    indptr[:] = [0, 9, 10]
+    assert not plan.matches(PageTable([0, 1, 2], [0, 1], [16, 16], 16), indptr)

@@ -129,6 +129,7 @@ def test_compile_keeps_different_merges_apart(stream, rng):
         ({"v_in": mx.zeros((4, 64))}, r"v_in must have 3 dimensions"),
         ({"v_in": mx.zeros((4, 2, 64), mx.int32)}, r"v_in must be float32, float16 or bfloat16, got int32"),
         ({"v_in": mx.zeros((4, 2, 1025))}, r"head_dim must be at most 1024"),
+        ({"v_in": mx.zeros((4, 2, 0))}, r"head_dim must be at least 1"),
         ({"lse_in": mx.zeros((4, 3))}, r"lse_in must have shape \(4,2\), got \(4,3\)"),
         ({"lse_in": mx.zeros((4, 2), mx.float16)}, r"lse_in must be float32, got float16"),
         ({"o_indptr": []}, r"o_indptr must have M \+ 1 elements, got none"),

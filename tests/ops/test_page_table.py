@@ -89,7 +89,7 @@ def test_arrays_of_another_form_are_refused_at_once(values, text):
 def test_a_valid_table_is_checked_once_and_again_for_a_smaller_pool():
     table = good()
     table.validate(10)
-    table.kv_last_page_len[0] = 99
+    table.kv_last_page_len = np.array([99, 0, 8], np.int32)
     table.validate(10)
     table.validate(11)
     with pytest.raises(ValueError, match="kv_last_page_len"):
@@ -140,3 +140,20 @@ def test_slots_on_device_are_made_once_and_checked_against_the_pool():
     assert table.slots_on_device(indptr, 10).tolist() == [47, 16, 79]
     with pytest.raises(ValueError, match=r"kv_indices of request 1 must be page ids in 0\.\.8, got 9"):
         table.slots_on_device(None, 9)
+
+
+def test_what_was_checked_is_what_kernels_read():
+    ids = np.array([5, 2, 9], np.int32)
+    table = good(kv_indices=ids)
+    table.validate(10)
+    ids[0] = 3_000_000
+    np.testing.assert_array_equal(table.kv_indices, [5, 2, 9])
+    with pytest.raises(ValueError, match="read-only"):
+        table.kv_indices[0] = 3_000_000
+
+
+def test_from_pages_names_what_is_wrong():
+    with pytest.raises(ValueError, match="page_size must be a power of two"):
+        PageTable.from_pages([[0]], [5], 0)
+    with pytest.raises(ValueError, match="kv_indices must fit int32"):
+        PageTable.from_pages([[2**40]], [5], 16)

@@ -205,3 +205,10 @@ def test_bad_input_is_a_value_error(change, text, rng):
     }
     with pytest.raises(ValueError, match=text):
         rope_append(**(good | change))
+
+
+def test_slots_beyond_the_pool_are_not_written_on_cpu(rng):
+    case = Case(rng, mx.float32, nnz=3)
+    case.slots = np.array([36, 2**31 - 1, 0], np.int32)  # the pool has 36
+    mx.eval(case.run(frequencies(64), mx.cpu))
+    assert np.isnan(to_numpy(case.k_pages)).sum() == 35 * 2 * 64

@@ -168,3 +168,19 @@ def test_no_top_and_empty_batches(stream):
 def test_bad_input_is_a_value_error(call, text):
     with pytest.raises(ValueError, match=text):
         call()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("counts_row", 0), ("mask_row", 2), ("bias_end", 3), ("bias_begin", -1)]
+)
+def test_rows_that_point_outside_are_refused(field, value):
+    rows = np.full(1, NO_EDIT, EDIT_ROW)
+    rows[field] = value
+    with pytest.raises(ValueError, match=field):
+        edit_logits(
+            mx.zeros((1, 8)),
+            rows,
+            bias_ids=mx.array([1, 2], mx.int32),
+            bias_values=mx.zeros((2,)),
+            masks=mx.zeros((2, 1), mx.uint32),
+        )

@@ -349,3 +349,14 @@ def test_a_budget_below_the_rows_is_refused() -> None:
         ValueError, match=r"\[scheduler\] max_num_batched_tokens must be at least max_num_seqs"
     ):
         make_scheduler(max_num_seqs=8, budget=4)
+
+
+def test_a_suspect_without_pages_waits_for_those_that_run() -> None:
+    """It cannot start beside the others: they must go on, or nothing would ever be planned again."""
+    driver = Driver(make_scheduler(num_pages=4, cache=False, watermark=0.01))
+    _, second = driver.add(list(range(6)), 6), driver.add(list(range(10, 16)), 6)
+    driver.device.tick()
+    assert len(driver.scheduler.running) == 1  # the watermark keeps the second out
+    second.suspect = True
+    driver.run()
+    driver.check_answers()

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,13 +19,15 @@ import httpx
 import pytest
 
 from mlxcel_ext.engine_config import EngineConfig
+from mlxcel_ext.sampling_params import GrammarSpec, SamplingParams
 from mlxcel_ext.server.app import create_app
+from mlxcel_ext.server.generation import Generation, Work
 from mlxcel_ext.server.settings import ServerSettings
 from mlxcel_ext.server.state import ServerState
 from tests.support.waiting import wait_until
 
 from .conftest import RunningServer
-from .fake_engine import FakeEngine, FakeModel
+from .fake_engine import FIRST_BYTE, FakeEngine, FakeModel
 
 ROOT = pathlib.Path(__file__).parents[2]
 COMPLETIONS = "/v1/completions"
@@ -350,3 +353,26 @@ def test_a_dead_engine_ends_the_server(process: Callable[..., Process]) -> None:
     status, log = server.end()
     assert status == 1
     assert any("injected death" in line["event"] for line in log)
+
+
+async def test_a_client_that_leaves_while_its_grammar_compiles_leaves_no_request(
+    state: ServerState, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling, compiled = threading.Event(), threading.Event()
+    submit = engine.submit
+
+    def slow(*args: Any, **kwargs: Any) -> None:
+        compiling.set()
+        compiled.wait(5)
+        submit(*args, **kwargs)
+
+    monkeypatch.setattr(engine, "submit", slow)
+    params = SamplingParams(grammar=GrammarSpec("regex", "a+"))
+    generation = Generation(state, [Work(0, [FIRST_BYTE], params)], {})
+    entering = asyncio.create_task(generation.__aenter__())
+    await asyncio.to_thread(compiling.wait, 5)
+    entering.cancel()
+    await asyncio.gather(entering, return_exceptions=True)
+    compiled.set()
+    await asyncio.to_thread(wait_until, lambda: engine.seen and engine.cancelled)
+    await asyncio.to_thread(wait_until, lambda: engine.stats().running + engine.stats().waiting == 0)

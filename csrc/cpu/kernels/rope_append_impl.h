@@ -63,7 +63,7 @@ void rope_append_tokens(const RopeAppendParams& p, size_t begin, size_t end, con
     for (int h = 0; h < p.num_qo_heads; ++h) {
       rotate_head(p, r, q + q_at + h * p.head_dim, q_rot + q_at + h * p.head_dim);
     }
-    if (slots[token] < 0) continue;
+    if (slots[token] < 0 || slots[token] / p.page_size >= p.num_pages) continue;
     const size_t kv_at = token * p.num_kv_heads * p.head_dim;
     const int64_t page = slots[token] / p.page_size, offset = slots[token] % p.page_size;
     const int64_t to = page * p.stride_page + offset * p.stride_token;

@@ -47,7 +47,7 @@ def rope_append(
     table : PageTable or mx.array
         Pages of each request after the append: the last ``qo_len`` tokens of a request are the new ones. Or the
         flat slots themselves, int32 ``[nnz]``, ``page * page_size + offset``, all different, -1 for a token that is
-        not to be written; slots given so are not checked.
+        not to be written; slots given so are not checked (on CPU, one beyond the pool is not written).
     positions : mx.array
         int32 ``[nnz]``, the position of each token, for the rotation alone.
     inv_freq : mx.array

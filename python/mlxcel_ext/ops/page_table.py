@@ -67,6 +67,7 @@ class PageTable:
     Notes
     -----
     Nothing is checked but array forms: ``validate`` checks the contents, and every op calls it once a table.
+    Arrays that can be written to are copied, and the table's own are read-only.
 
     Examples
     --------
@@ -95,13 +96,11 @@ class PageTable:
         page_size: int,
         first_page_offset: npt.ArrayLike | None = None,
     ) -> None:
-        self.kv_indptr = as_int32("page_table", "kv_indptr", kv_indptr)
-        self.kv_indices = as_int32("page_table", "kv_indices", kv_indices)
-        self.kv_last_page_len = as_int32("page_table", "kv_last_page_len", kv_last_page_len)
+        self.kv_indptr = _frozen("kv_indptr", kv_indptr)
+        self.kv_indices = _frozen("kv_indices", kv_indices)
+        self.kv_last_page_len = _frozen("kv_last_page_len", kv_last_page_len)
         self.first_page_offset = (
-            None
-            if first_page_offset is None
-            else as_int32("page_table", "first_page_offset", first_page_offset)
+            None if first_page_offset is None else _frozen("first_page_offset", first_page_offset)
         )
         self.page_size = int(page_size)
         self._checked_pages: int | None = None
@@ -121,6 +120,8 @@ class PageTable:
 
         A request must have exactly the pages that its tokens need; ValueError otherwise.
         """
+        if page_size < 1:
+            raise ValueError(f"[page_table] page_size must be a power of two from 1 to 256, got {page_size}.")
         if len(pages) != len(kv_len):
             raise ValueError(
                 f"[page_table] pages and kv_len must have one entry a request, got {len(pages)} and {len(kv_len)}."
@@ -136,7 +137,7 @@ class PageTable:
             last.append(n + offset - (wanted - 1) * page_size if wanted else 0)
         indptr = np.zeros(len(pages) + 1, np.int32)
         np.cumsum([len(ids) for ids in pages], out=indptr[1:])
-        indices = np.fromiter((i for ids in pages for i in ids), np.int32, int(indptr[-1]))
+        indices = np.fromiter((i for ids in pages for i in ids), np.int64, int(indptr[-1]))
         return cls(indptr, indices, last, page_size, first_page_offset)
 
     def __repr__(self) -> str:
@@ -277,6 +278,15 @@ class PageTable:
         if name not in self._device:
             self._device[name] = mx.array(getattr(self, name))
         return self._device[name]
+
+
+def _frozen(name: str, value: npt.ArrayLike) -> Int32:
+    """``value`` as int32 that nobody can change any more: what validate() has checked is what kernels read."""
+    a = as_int32("page_table", name, value)
+    if a.flags.writeable:
+        a = a.copy() if isinstance(value, np.ndarray) else a
+        a.flags.writeable = False
+    return a
 
 
 def _check_requests(bad: npt.NDArray[np.bool_], field: str, values: Int32, wanted: str) -> None:

@@ -261,7 +261,7 @@ def edit_logits(
         ``[batch, vocab]`` float32.
     """
     empty = mx.zeros((0,), mx.int32)
-    return _ext.edit_logits(
+    out = _ext.edit_logits(
         logits,
         _words(rows),
         empty if bias_ids is None else bias_ids,
@@ -270,6 +270,9 @@ def edit_logits(
         mx.zeros((0, 0), mx.uint32) if masks is None else masks,
         stream=stream,
     )
+    if not isinstance(rows, mx.array):
+        _check_edits(rows, bias_ids, counts, masks)
+    return out
 
 
 def count_tokens(
@@ -387,6 +390,23 @@ def _renorm(
         value = mx.array(np.clip(array, -1, 2**31 - 1) if top_k else array)
     values = mx.broadcast_to(value.astype(mx.int32 if top_k else mx.float32), (batch,))
     return _ext.renorm(kind, x, values, stream=stream)
+
+
+def _check_edits(
+    rows: npt.NDArray[np.void],
+    bias_ids: mx.array | None,
+    counts: mx.array | None,
+    masks: mx.array | None,
+) -> None:
+    """ValueError unless the rows point into the arrays; kernels do not look."""
+    for name, array, past in (("counts_row", counts, 0), ("mask_row", masks, 0), ("bias_end", bias_ids, 1)):
+        limit = (0 if array is None else array.shape[0]) + past
+        most = int(rows[name].max(initial=-1))
+        if most >= limit:
+            raise ValueError(f"[edit_logits] rows: {name} must be less than {limit}, got {most}.")
+    least = int(rows["bias_begin"].min(initial=0))
+    if least < 0:
+        raise ValueError(f"[edit_logits] rows: bias_begin must not be negative, got {least}.")
 
 
 def _words(rows: mx.array | npt.NDArray[np.void]) -> mx.array:

@@ -188,7 +188,11 @@ class Scheduler:
             self.tree.begin_step()
         suspect = next((r for r in (*self.running, *self.waiting) if r.suspect), None)
         if suspect is not None:
-            return self._schedule_alone(suspect)
+            plan = self._schedule_alone(suspect)
+            if plan is not None or suspect.state is not State.WAITING or suspect.num_unread:
+                return plan
+            # Too few pages: those that run, and are cleared, go on until they release some.
+            return self._schedule_running()
         decoding = [r for r in self.running if r.can_decode]
         parked = [r for r in self.running if r.prefilling]
         state = TickState(
@@ -241,6 +245,16 @@ class Scheduler:
             self._add_chunk(plan, request, self.prefill_chunk_size)
         elif request.can_decode:
             self._add_decode_rows(plan, [request])
+        return self._commit(plan, TickState(0, 0, 0, False))
+
+    def _schedule_running(self) -> StepPlan | None:
+        """A step of the running requests, without admissions."""
+        plan = StepPlan(Tick.DECODE, [], [])
+        self._add_decode_rows(plan, [r for r in self.running if r.can_decode])
+        if not plan.rows:
+            plan = StepPlan(Tick.PREFILL, [], [])
+            parked = [r for r in self.running if r.prefilling]
+            self._add_chunks(plan, parked, min(self.prefill_chunk_size, self.token_budget))
         return self._commit(plan, TickState(0, 0, 0, False))
 
     # -- decode rows -------------------------------------------------------------------------------------

@@ -136,6 +136,8 @@ class Generation:
         for index in self._running:
             self._engine.cancel(self._request_id(index))
             self._record(index, "abort", now, None)
+        if self._unsubmitted and self._unsubmitted[0].params.grammar is not None:
+            self._engine.cancel(self._request_id(self._unsubmitted[0].index))  # submitted, but not noted yet
         self._running.clear()
         self._unsubmitted.clear()
         self._describe()
@@ -237,6 +239,8 @@ class Generation:
             cache_salt=self._cache_salt,
             deadline=self._deadline,
         )
+        if self._closed:  # while a grammar compiled on another thread: close() did not know of this one
+            self._engine.cancel(self._request_id(index))
 
     def _account(self, index: int, output: RequestOutput, now: float) -> None:
         progress = self._progress[index]

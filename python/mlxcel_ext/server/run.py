@@ -156,9 +156,10 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # a port above 65535 overflows
         listener.close()
-        raise ValueError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot listen on {host}:{port}: {why}") from None
     listener.set_inheritable(True)
     return listener
 

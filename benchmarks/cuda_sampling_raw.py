@@ -1,0 +1,119 @@
+"""The CUDA sampling kernels alone, cold L2, CUDA events: python benchmarks/cuda_sampling_raw.py LIBRARY OUT.jsonl.
+
+LIBRARY is cuda/raw/sample_api.cu linked with cuda/{sample,sample_chain,launch}.cu. Needs PyTorch for memory and events.
+Ids are compared with the float64 reference before anything is timed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import pathlib
+import sys
+
+import numpy as np
+import torch
+
+ROOT = pathlib.Path(__file__).parent.parent
+# Loaded by path: this machine need not have MLX.
+spec = importlib.util.spec_from_file_location(
+    "reference_sampling", ROOT / "python/mlxcel_ext/ops/reference_sampling.py"
+)
+reference = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(reference)
+
+SAMPLE_ROW = np.dtype(
+    [
+        ("temperature", "<f4"),
+        ("top_k", "<i4"),
+        ("top_p", "<f4"),
+        ("min_p", "<f4"),
+        ("seed", "<u8"),
+        ("draw", "<u8"),
+    ]
+)
+GREEDY, TEMPERATURE, TOP_K, FILTERS = range(4)
+CASES = {
+    "greedy": (GREEDY, {"temperature": 0.0}),
+    "temperature": (TEMPERATURE, {}),
+    "top_p": (FILTERS, {"top_p": 0.9}),
+    "min_p": (FILTERS, {"min_p": 0.1}),
+    "top_k": (TOP_K, {"top_k": 50}),
+    "top_k_top_p": (TOP_K, {"top_k": 50, "top_p": 0.9}),
+}
+
+
+class Sample:
+    """One launch of mlxcel_raw_sample on its own buffers."""
+
+    def __init__(
+        self, library: ctypes.CDLL, logits: torch.Tensor, work: int, params: dict[str, float]
+    ) -> None:
+        batch, vocab = logits.shape
+        rows = np.zeros(batch, SAMPLE_ROW)
+        for name, default in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
+            rows[name] = params.get(name, default)
+        rows["seed"] = np.arange(batch) + 12345678901234567
+        self.host_rows = rows
+        self.library, self.logits = library, logits
+        self.params = (ctypes.c_int32 * 6)(batch, vocab, 0, work, 0, 0)
+        self.rows = torch.from_numpy(rows.view(np.uint8).reshape(batch, -1).copy()).cuda()
+        self.ids = torch.full((batch,), -1, dtype=torch.int32, device="cuda")
+        self.valid = torch.zeros(batch, dtype=torch.bool, device="cuda")
+        self.rounds = torch.zeros(batch, dtype=torch.int32, device="cuda")
+
+    def __call__(self) -> None:
+        pointers = [
+            ctypes.c_void_p(t.data_ptr()) for t in (self.logits, self.rows, self.ids, self.valid, self.rounds)
+        ]
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        if self.library.mlxcel_raw_sample(self.params, *pointers, 0, stream) != 0:
+            raise RuntimeError(self.library.mlxcel_raw_error().decode())
+
+    def check(self) -> None:
+        self()
+        for logits, row, token in zip(
+            self.logits.cpu().numpy(), self.host_rows, self.ids.cpu().numpy(), strict=True
+        ):
+            want = reference.sample_row(logits, *(v.item() for v in row))
+            assert token == want.id or want.margin < 1e-5, f"{row}: {token}, {want}"
+
+
+def cold(op: Sample, evict: torch.Tensor, iterations: int = 15) -> dict[str, float]:
+    """Microseconds: median, p10, p90. A spin kernel hides the enqueueing."""
+    spans = []
+    for i in range(iterations + 3):
+        evict.fill_(i % 256)
+        torch.cuda._sleep(120_000)
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        op()
+        end.record()
+        spans.append((begin, end))
+    torch.cuda.synchronize()
+    times = [1e3 * begin.elapsed_time(end) for begin, end in spans[3:]]
+    return {name: float(np.percentile(times, q)) for name, q in (("us", 50), ("p10", 10), ("p90", 90))}
+
+
+def main(library_path: str, out: str) -> None:
+    library = ctypes.CDLL(library_path)
+    library.mlxcel_raw_error.restype = ctypes.c_char_p
+    evict = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    generator = torch.Generator("cuda").manual_seed(1)
+    with open(out, "w") as file:
+        for sigma in (1.0, 5.0):
+            for vocab in (32000, 128256, 151936):
+                for batch in (1, 8, 64, 256):
+                    logits = torch.randn(batch, vocab, device="cuda", generator=generator) * sigma
+                    for name, (work, params) in CASES.items():
+                        if batch <= 8:
+                            Sample(library, logits, work, params).check()
+                        times = cold(Sample(library, logits, work, params), evict)
+                        row = {"sigma": sigma, "vocab": vocab, "batch": batch, "case": name} | times
+                        file.write(json.dumps(row) + "\n")
+                        print(row)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
