@@ -12,5 +12,8 @@ cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE="$(command -v "$python")" "
   || { cat build-dev.log; exit 1; }
 rm -f build-dev.log
 cmake --build build/dev --parallel "${JOBS:-2}"
-cp build/dev/_ext*.so python/mlxcel_ext/
-if compgen -G 'build/dev/cuda/libmlxcel_cuda.so' >/dev/null; then cp build/dev/cuda/libmlxcel_cuda.so python/mlxcel_ext/; fi
+# cp --remove-destination: a process that has the old file mapped keeps it.
+cp --remove-destination build/dev/_ext*.so python/mlxcel_ext/
+if [ -e build/dev/cuda/libmlxcel_cuda.so ]; then
+  cp --remove-destination build/dev/cuda/libmlxcel_cuda.so python/mlxcel_ext/
+fi

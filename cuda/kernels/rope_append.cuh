@@ -79,7 +79,7 @@ struct RopeItem {
     if (is_q) {
       to = q_rot + (token * p.num_qo_heads + head) * p.head_dim;
     } else {
-      if (slot < 0) return;
+      if (slot < 0 || slot / p.page_size >= p.num_pages) return;
       to = (is_k ? k_pages : v_pages) + static_cast<int64_t>(slot / p.page_size) * p.stride_page +
            static_cast<int64_t>(slot % p.page_size) * p.stride_token +
            static_cast<int64_t>(head) * p.stride_head;

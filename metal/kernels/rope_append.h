@@ -106,7 +106,7 @@ template <typename T>
       const size_t row =
           (size_t(token) * size_t(params.num_qo_heads) + size_t(head)) * size_t(head_dim);
       rotate(q + row, q_rot + row, pair, cos_sin, head_dim);
-    } else if (slot >= 0) {
+    } else if (slot >= 0 && page < params.num_pages) {
       const int kv_head = head - params.num_qo_heads;
       const size_t row =
           (size_t(token) * size_t(params.num_kv_heads) + size_t(kv_head)) * size_t(head_dim);

@@ -34,6 +34,7 @@ class FakeTokenizer:
     """Bytes as tokens."""
 
     vocab_size = VOCAB_SIZE
+    max_token_chars = 64
     eos_token_ids = (EOS,)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

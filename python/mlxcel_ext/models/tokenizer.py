@@ -44,7 +44,10 @@ class Tokenizer:
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._added_ids = frozenset(added)
         #: One more than the largest id.
-        self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        #: Most characters that one token can stand for: a text of n times as many has more than n tokens.
+        self.max_token_chars = max(map(len, vocabulary), default=1)
         self._bytes = _byte_table(tokenizer)
         self._strips_first_space = self._bytes is not None and _strips_first_space(tokenizer)
 

@@ -124,8 +124,8 @@ class _Job:
         if request.top_logprobs is not None and not request.logprobs:
             raise bad_request("top_logprobs wants logprobs to be true", "top_logprobs", "invalid_value")
         text = render(state, request)
-        ids = await tokenize(state, text, add_special_tokens=False)
         keep = request.truncate_prompt_tokens
+        ids = await tokenize(state, text, add_special_tokens=False, truncated=keep is not None)
         self.prompt_ids = ids if keep is None else ids[-keep:]
         max_tokens = (
             request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens

@@ -134,11 +134,12 @@ class _Job:
                 self.works.append(Work(index, ids, seeded(params, choice)))
 
     async def _token_ids(self, prompt: str | list[int]) -> list[int]:
+        keep = self.request.truncate_prompt_tokens
         if isinstance(prompt, str):
-            ids = await tokenize(self.state, prompt, self.request.add_special_tokens is not False)
+            special = self.request.add_special_tokens is not False
+            ids = await tokenize(self.state, prompt, special, truncated=keep is not None)
         else:
             ids = prompt
-        keep = self.request.truncate_prompt_tokens
         return ids if keep is None else ids[-keep:]
 
     def _params(self) -> SamplingParams:

@@ -38,8 +38,21 @@ def seeded(params: SamplingParams, choice: int) -> SamplingParams:
     return replace(params, seed=(params.seed + choice) & MAX_SEED)
 
 
-async def tokenize(state: ServerState, text: str, add_special_tokens: bool) -> list[int]:
+async def tokenize(
+    state: ServerState, text: str, add_special_tokens: bool, *, truncated: bool = False
+) -> list[int]:
+    """Ids of a prompt. A text that cannot fit the context is refused unread, unless it is truncated afterwards.
+
+    Tokenizing ten megabytes without a space takes minutes, in a thread that no disconnect can stop.
+    """
     encode = state.model.tokenizer.encode
+    limit = state.engine.max_model_len
+    if not truncated and len(text) > limit * state.model.tokenizer.max_token_chars:
+        raise bad_request(
+            f"This model's context is {limit} tokens; a prompt of {len(text)} characters has more",
+            "prompt",
+            "context_length_exceeded",
+        )
     if len(text) <= OFF_LOOP_CHARS:
         return encode(text, add_special_tokens)
     return await asyncio.to_thread(encode, text, add_special_tokens)

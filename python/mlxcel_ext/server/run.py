@@ -137,14 +137,15 @@ class ServerProcess:
         self._exit(0)
 
     async def _watch(self) -> None:
-        """A dead engine cannot come back: say so for a moment, then leave it to the supervisor."""
+        """Say for a moment that the engine is dead, then leave it to the supervisor."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL)
             health = self._state.health()
             if health.state == "dead":
                 log.error("the engine is dead: %s", health.detail)
                 await asyncio.sleep(DEAD_LINGER)
-                self._exit(1)
+                if self._state.health().state == "dead":  # a step that hung may have come back
+                    self._exit(1)
 
     def _exit(self, status: int) -> None:
         self._status = status
