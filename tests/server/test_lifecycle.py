@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import pathlib
 import signal
 import socket
@@ -246,14 +245,12 @@ class Process:
     """A server process over the fake engine; its log is the lines of its stderr."""
 
     def __init__(self, **options: Any) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "tests.server.serve_fake", json.dumps(options)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment,
-            cwd=ROOT,
+            cwd=ROOT,  # where `tests` is; the package is found as it is here
         )
         assert self.popen.stdout is not None
         self.url = f"http://127.0.0.1:{int(self.popen.stdout.readline())}"

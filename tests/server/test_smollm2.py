@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import pathlib
 import re
 import signal
@@ -41,9 +40,8 @@ class Server:
             "--log-level",
             "warning",
         ]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
         command = [sys.executable, "-m", "mlxcel_ext", "serve", "--model", "smollm2", *arguments]
-        self.process = subprocess.Popen(command, env=environment)
+        self.process = subprocess.Popen(command)
         self.url = f"http://127.0.0.1:{port}"
         states = set()
         while True:
