@@ -64,7 +64,7 @@ MUTANTS = [
     _norm("write to an input", "new_residual[at + i] = sum;", "new_residual[at + i] = sum; ((device T*)x)[at + i] = sum;", "read-only"),
     _norm("elements left out", "i < end; ++i) {\n      const float w", "i < end - 1; ++i) {\n      const float w", "unwritten"),
     _norm("row offset without the row", "size_t(row) * size_t(params.hidden)", "size_t(params.hidden)", "race"),
-    _rope("slot -1 written", "} else if (slot >= 0) {", "} else {", "out-of-bounds"),
+    _rope("slot -1 written", "slot >= 0 && page", "page", "out-of-bounds"),
     _rope("page by the wrong stride", "page * params.stride_page", "page * params.stride_page * 4", "out-of-bounds"),
     _rope("pair past the head", "return {pair, pair + half_dim, true};", "return {pair, pair + 6, true};", "race"),
     _rope("heads past the end", "const int end = min(begin + kHeads, params.num_qo_heads + params.num_kv_heads);", "const int end = begin + kHeads;", "out-of-bounds"),
