@@ -139,14 +139,17 @@ def test_what_msl_refuses_is_refused(source, text):
 
 
 def test_a_violation_reaches_python_as_an_error():
-    beyond = mx.array([0, 5000], mx.int32)
-    out = _ext.merge_states(mx.zeros((2, 1, 64)), mx.zeros((2, 1)), beyond)
+    """Two tokens for one slot: two threads write one element."""
+    k_pages, v_pages = mx.zeros((2, 16, 1, 64)), mx.zeros((2, 16, 1, 64))
+    q = mx.random.normal((2, 1, 64))
+    slots, positions = mx.array([3, 3], mx.int32), mx.array([0, 1], mx.int32)
+    out = _ext.rope_append(q, q, q, k_pages, v_pages, slots, positions, mx.ones(32))
 
     def evaluate() -> None:
         mx.eval(out)
         mx.synchronize(mx.default_stream(mx.cpu))
 
-    with pytest.raises(RuntimeError, match="out-of-bounds"):
+    with pytest.raises(RuntimeError, match="race"):
         evaluate()
 
 
