@@ -4,15 +4,10 @@
 #include <iterator>
 
 #include "common/check.h"
+#include "common/layout.h"
 
 namespace mlxcel {
 namespace {
-
-/// A graph node less per weight and call: MLX's contiguous() adds one even where nothing is copied.
-mx::array row_contiguous(const mx::array& a, mx::Stream s) {
-  const bool known = a.status() == mx::array::Status::available;
-  return known && a.flags().row_contiguous ? a : mx::contiguous(a, false, s);
-}
 
 WeightFormat dense_format(FloatType type) {
   switch (type) {
