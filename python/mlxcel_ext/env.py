@@ -17,6 +17,7 @@ SWITCHES: dict[str, bool] = {
     "MLXCEL_CUDA_SAMPLING": False,
     "MLXCEL_FUSED_ADD_RMSNORM": True,
     "MLXCEL_FUSED_ROPE_APPEND": True,
+    "MLXCEL_FUSED_LAYERS": True,
 }
 
 
