@@ -48,9 +48,9 @@ void EncoderLaunch::submit(const void* kernel, dim3 grid, dim3 block, size_t sha
 void EncoderLaunch::submit_cluster(const void* kernel, int cluster, dim3 grid, dim3 block,
                                    size_t shared_bytes, void** params) {
   // MLX updates an instantiated graph to one with the same key, and CUDA leaves a node its cluster
-  // size in an update: a kernel without clusters that comes to such a node is dropped where its grid
-  // does not divide, without an error. MLX's key of a kernel node says nothing of clusters. That of
-  // a child graph is ours, so these nodes meet only their like.
+  // size in an update: a kernel without clusters that comes to such a node is dropped where its
+  // grid does not divide, without an error. MLX's key of a kernel node says nothing of clusters.
+  // That of a child graph is ours, so these nodes meet only their like.
   cudaGraph_t child;
   MLXCEL_CUDA_CHECK(cudaGraphCreate(&child, 0));
   cudaKernelNodeParams node_params{};

@@ -31,8 +31,8 @@ T* device_ptr(const mx::array& a) {
   return reinterpret_cast<T*>(static_cast<char*>(buffer->data) + a.offset());
 }
 
-/// The graph that MLX is building for a stream. MLX orders the kernels of a graph by the arrays that
-/// each is declared to read and write, and by nothing else.
+/// The graph that MLX is building for a stream. MLX orders the kernels of a graph by the arrays
+/// that each is declared to read and write, and by nothing else.
 class EncoderLaunch final : public Launch {
  public:
   explicit EncoderLaunch(const mx::Stream& stream);

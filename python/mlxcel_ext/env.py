@@ -15,6 +15,7 @@ SWITCHES: dict[str, bool] = {
     "MLXCEL_SAMPLING_REJECTION": True,
     "MLXCEL_FUSED_ADD_RMSNORM": True,
     "MLXCEL_FUSED_ROPE_APPEND": True,
+    "MLXCEL_FUSED_LAYERS": True,
 }
 
 
