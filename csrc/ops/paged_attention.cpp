@@ -34,10 +34,13 @@ void check_table(const char* op, const AttentionTable& t) {
   }
 }
 
-PagedAttentionParams make_params(const char* op, const mx::array& q, const mx::array& k_pages,
-                                 const mx::array& v_pages, const AttentionTable& table,
-                                 const AttentionTiles& tiles, const std::optional<mx::array>& sinks,
-                                 const AttentionOptions& options) {
+}  // namespace
+
+PagedAttentionParams attention_params(const char* op, const mx::array& q, const mx::array& k_pages,
+                                      const mx::array& v_pages, const AttentionTable& table,
+                                      const AttentionTiles& tiles,
+                                      const std::optional<mx::array>& sinks,
+                                      const AttentionOptions& options) {
   check_ndim(op, "q", q, 3, "[nnz, num_qo_heads, head_dim]");
   const FloatType dtype = float_type(op, "q", q);
   const PoolLayout pool = pool_layout(op, k_pages, v_pages, options.kv_layout);
@@ -64,6 +67,10 @@ PagedAttentionParams make_params(const char* op, const mx::array& q, const mx::a
   check_dtype(op, "tiles", tiles.tiles, mx::int32);
   check_shape(op, "merge_indptr", tiles.merge_indptr, {nnz + 1});
   check_dtype(op, "merge_indptr", tiles.merge_indptr, mx::int32);
+  if (tiles.token_order) {
+    check_ndim(op, "token_order", *tiles.token_order, 1, "[num_shared_tokens]");
+    check_dtype(op, "token_order", *tiles.token_order, mx::int32);
+  }
   if (sinks) check_shape(op, "sinks", *sinks, {heads});
   if (!std::isfinite(options.sm_scale)) {
     fail(op, "sm_scale must be finite, got ", options.sm_scale, ".");
@@ -89,6 +96,7 @@ PagedAttentionParams make_params(const char* op, const mx::array& q, const mx::a
   p.num_partials = tiles.num_partials;
   p.num_groups = tiles.num_groups;
   p.max_q_len = tiles.max_q_len;
+  p.max_chunks = tiles.max_chunks;
   p.window_left = options.window_left;
   p.causal = options.causal ? 1 : 0;
   p.sm_scale_log2 = static_cast<float>(options.sm_scale * 1.4426950408889634);
@@ -97,12 +105,13 @@ PagedAttentionParams make_params(const char* op, const mx::array& q, const mx::a
   p.has_qo_indptr = table.qo_indptr ? 1 : 0;
   p.has_sinks = sinks ? 1 : 0;
   p.has_first_page_offset = table.first_page_offset ? 1 : 0;
+  p.has_token_order = tiles.token_order ? 1 : 0;
   return p;
 }
 
-Arrays make_inputs(const mx::array& q, const mx::array& k_pages, const mx::array& v_pages,
-                   const AttentionTable& table, const AttentionTiles& tiles,
-                   const std::optional<mx::array>& sinks, mx::Stream s) {
+Arrays attention_inputs(const mx::array& q, const mx::array& k_pages, const mx::array& v_pages,
+                        const AttentionTable& table, const AttentionTiles& tiles,
+                        const std::optional<mx::array>& sinks, mx::Stream s) {
   const auto row = [s](const mx::array& a) { return row_contiguous(a, s); };
   Arrays inputs{row(q),
                 k_pages,
@@ -115,22 +124,21 @@ Arrays make_inputs(const mx::array& q, const mx::array& k_pages, const mx::array
   if (table.qo_indptr) inputs.push_back(row(*table.qo_indptr));
   if (table.first_page_offset) inputs.push_back(row(*table.first_page_offset));
   if (sinks) inputs.push_back(row(mx::astype(*sinks, mx::float32, s)));
+  if (tiles.token_order) inputs.push_back(row(*tiles.token_order));
   return inputs;
 }
-
-}  // namespace
 
 std::pair<mx::array, mx::array> paged_attention(
     const mx::array& q, const mx::array& k_pages, const mx::array& v_pages,
     const AttentionTable& table, const AttentionTiles& tiles, const std::optional<mx::array>& sinks,
     const AttentionOptions& options, mx::StreamOrDevice s_) {
   const PagedAttentionParams params =
-      make_params("paged_attention", q, k_pages, v_pages, table, tiles, sinks, options);
+      attention_params("paged_attention", q, k_pages, v_pages, table, tiles, sinks, options);
   const mx::Stream s = mx::to_stream(s_);
   const Arrays out = mx::array::make_arrays(
       {q.shape(), {params.num_q, params.num_qo_heads}}, {q.dtype(), mx::float32},
       std::make_shared<PagedAttention>(s, params, false),
-      make_inputs(q, k_pages, v_pages, table, tiles, sinks, s));
+      attention_inputs(q, k_pages, v_pages, table, tiles, sinks, s));
   return {out[0], out[1]};
 }
 
@@ -138,14 +146,14 @@ std::pair<mx::array, mx::array> paged_attention_partial(
     const mx::array& q, const mx::array& k_pages, const mx::array& v_pages,
     const AttentionTable& table, const AttentionTiles& tiles, const AttentionOptions& options,
     mx::StreamOrDevice s_) {
-  const PagedAttentionParams params = make_params("paged_attention_partial", q, k_pages, v_pages,
-                                                  table, tiles, std::nullopt, options);
+  const PagedAttentionParams params = attention_params(
+      "paged_attention_partial", q, k_pages, v_pages, table, tiles, std::nullopt, options);
   const mx::Stream s = mx::to_stream(s_);
   const Arrays out = mx::array::make_arrays(
       {{params.num_partials, params.num_qo_heads, params.head_dim},
        {params.num_partials, params.num_qo_heads}},
       {mx::float32, mx::float32}, std::make_shared<PagedAttention>(s, params, true),
-      make_inputs(q, k_pages, v_pages, table, tiles, std::nullopt, s));
+      attention_inputs(q, k_pages, v_pages, table, tiles, std::nullopt, s));
   return {out[0], out[1]};
 }
 
