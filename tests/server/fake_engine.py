@@ -66,7 +66,7 @@ class FakeTemplate:
 
     source = "{% for message in messages %} {{ tools }} <tool_call>"
 
-    def render(self, messages, *, tools=None, add_generation_prompt=True, **kwargs) -> str:  # type: ignore[no-untyped-def]
+    def render(self, messages, /, *, tools=None, add_generation_prompt=True, **kwargs) -> str:  # type: ignore[no-untyped-def]
         if messages[0]["role"] == "assistant":
             raise ValueError("[chat_template] the template refuses the messages: it must begin with the user")
         names = "".join(f"({tool['function']['name']})" for tool in tools or [])
