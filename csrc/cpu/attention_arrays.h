@@ -23,6 +23,7 @@ inline cpu::AttentionInputs attention_arrays(const PagedAttentionParams& params,
   if (params.has_qo_indptr) in.qo_indptr = inputs[next++].data<int32_t>();
   if (params.has_first_page_offset) in.first_page_offset = inputs[next++].data<int32_t>();
   if (params.has_sinks) in.sinks = inputs[next++].data<float>();
+  if (params.has_token_order) in.token_order = inputs[next++].data<int32_t>();
   return in;
 }
 
