@@ -62,7 +62,7 @@ void check_quantized(const char* op, const mx::array& weight, const mx::array& s
 
 /// Shapes of a packed weight and of its scales.
 mx::Shape packed_shape(int n, int columns) {
-  return {(n + 31) / 32, columns, 32};
+  return {(n + kPackedRows - 1) / kPackedRows, columns, kPackedRows};
 }
 
 int row_words(const LinearParams& params) {

@@ -106,9 +106,9 @@ def quantized_linear(
 
 
 class PackedWeight:
-    """A weight in the layout that the CPU kernels read fastest: 32 rows interleaved.
+    """A weight in the layout that the CPU kernels read fastest: 64 rows interleaved.
 
-    Packing copies the weight once; it takes as many bytes as before, but for padding of ``n`` to 32.
+    Packing copies the weight once; it takes as many bytes as before, but for padding of ``n`` to 64.
     ``packed(x)`` gives the same bits as :func:`linear` or :func:`quantized_linear` of the weight, in less time,
     since memory is read front to back. CPU only.
 
