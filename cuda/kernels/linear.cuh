@@ -4,24 +4,14 @@
 #include "kernels/types.cuh"
 #include "params/linear.h"
 
-// Products of a few rows of x with a large weight: out = x w^T. The weight is read once, straight from
-// memory into the registers of the tensor cores: a sum over k may be taken in any order, so each lane
-// reads neighbouring elements of a row, and of x the same ones. A block has some rows of the weight, and
-// its warps share k; tokens are the columns of the products.
+// Products of a few rows of x with a large weight: out = x w^T. The weight is read once, straight
+// from memory into the registers of the tensor cores: a sum over k may be taken in any order, so
+// each lane reads neighbouring elements of a row, and of x the same ones. A block has some rows of
+// the weight, and its warps share k; tokens are the columns of the products.
 
 namespace mlxcel::cuda {
 
 constexpr int kLinearStep = 64;  // elements of k that a warp takes at a time
-
-/// Operands of a linear layer; scales and offsets are null where dense, bias where there is none.
-struct LinearArrays {
-  const void* x;
-  const void* weight;
-  const void* scales;
-  const void* offsets;
-  const void* bias;
-  void* out;
-};
 
 /// Weight data is read once: it stays out of L1, where x is kept.
 __device__ __forceinline__ uint4 load_weight(const uint4* p) {
@@ -39,8 +29,8 @@ __device__ __forceinline__ uint2 load_weight(const uint2* p) {
   return v;
 }
 
-/// Where a block's tiles of 16 weight rows lie. A gated layer computes silu(gate) * up: its weight has
-/// all rows of gate, then those of up, and a tile has 8 of each, which meet in one lane.
+/// Where a block's tiles of 16 weight rows lie. A gated layer computes silu(gate) * up: its weight
+/// has all rows of gate, then those of up, and a tile has 8 of each, which meet in one lane.
 template <int RowTiles, bool Gated>
 struct TileRows {
   static constexpr int kFeatures = RowTiles * (Gated ? 8 : 16);  // of the output, a block
