@@ -178,6 +178,7 @@ __global__ void __launch_bounds__(Warps * 32, 1)
   constexpr int kBatch = 4;  // steps whose weights are in flight together
   struct Weights {
     uint2 v[RowTiles][2][kBatch];
+    T scale[RowTiles][2][kBatch], offset[RowTiles][2][kBatch];
   };
   const int warp = threadIdx.x / 32, quarter = threadIdx.x % 4, steps = p.k / kLinearStep;
   const int words = p.k / 8, groups = p.k / p.group_size;
@@ -187,9 +188,12 @@ __global__ void __launch_bounds__(Warps * 32, 1)
     for (int i = 0; i < RowTiles * 2 * kBatch; ++i) {
       const int r = i / (2 * kBatch), h = i / kBatch % 2, j = i % kBatch;
       if (first + j >= steps) continue;
-      const uint32_t* row = weight + static_cast<int64_t>(rows.row(r, h)) * words;
-      w.v[r][h][j] =
-          load_weight(reinterpret_cast<const uint2*>(row + (first + j) * 8 + quarter * 2));
+      const int64_t row = rows.row(r, h);
+      const uint32_t* from = weight + row * words + (first + j) * 8 + quarter * 2;
+      w.v[r][h][j] = load_weight(reinterpret_cast<const uint2*>(from));
+      const int64_t group = row * groups + (first + j) * kLinearStep / p.group_size;
+      w.scale[r][h][j] = scales[group];
+      w.offset[r][h][j] = offsets[group];
     }
   };
   Sums<RowTiles, TokenTiles> sums = {};
@@ -198,15 +202,13 @@ __global__ void __launch_bounds__(Warps * 32, 1)
     for (int j = 0; j < kBatch; ++j) {
       const int step = first + j;
       if (step >= steps) return;
-      const int group = step * kLinearStep / p.group_size;
       float scale[RowTiles][2], offset[RowTiles][2];
       uint32_t a[RowTiles][2][8];  // pairs (0, 4), (1, 5), (2, 6), (3, 7) of each eight
 #pragma unroll
       for (int i = 0; i < RowTiles * 2; ++i) {
         const int r = i / 2, h = i % 2;
-        const int64_t at = static_cast<int64_t>(rows.row(r, h)) * groups + group;
-        scale[r][h] = to_float(scales[at]);
-        offset[r][h] = to_float(offsets[at]) - kBias * scale[r][h];
+        scale[r][h] = to_float(w.scale[r][h][j]);
+        offset[r][h] = to_float(w.offset[r][h][j]) - kBias * scale[r][h];
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
           a[r][h][s] = (w.v[r][h][j].x >> (4 * s) & 0x000f000fu) | kMagic;
