@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "common/check.h"
 #include "launchers.h"
 #include "library.h"
 
@@ -30,12 +29,6 @@ struct Bindings {
   const mx::array* merge_indptr;
   const mx::array* sinks;
 };
-
-void check_no_shared_tiles(const char* op, const PagedAttentionParams& params) {
-  if (params.has_token_order) {
-    fail(op, "plan must have no shared tiles on Metal: its kernels cannot read them yet.");
-  }
-}
 
 std::vector<bool> flags_of(const PagedAttentionParams& p) {
   return {p.has_qo_indptr != 0, p.has_first_page_offset != 0, p.has_sinks != 0,
@@ -121,7 +114,6 @@ mx::array workspace(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream) 
 
 void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, Arrays& outputs,
                      const mx::Stream& stream) {
-  check_no_shared_tiles("paged_attention", params);
   for (mx::array& out : outputs) allocate(out);
   if (params.num_tiles == 0) return;
   const Bindings in(params, inputs);
@@ -135,7 +127,6 @@ void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, A
 
 void paged_attention_partial(const PagedAttentionParams& params, const Arrays& inputs,
                              Arrays& outputs, const mx::Stream& stream) {
-  check_no_shared_tiles("paged_attention_partial", params);
   for (mx::array& out : outputs) allocate(out);
   if (params.num_tiles == 0) return;
   const Bindings in(params, inputs);
