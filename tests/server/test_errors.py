@@ -71,6 +71,7 @@ BAD_FIELDS = [
     ("response_format", {"type": "json_schema"}),
     ("structured_outputs", {"grammar": "bad"}),
     ("cache_salt", 1),
+    ("stream_options", {"include_usage": True}),
     ("priority", "high"),
 ]
 
