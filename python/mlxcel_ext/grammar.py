@@ -113,6 +113,14 @@ class Grammar:
             raise GrammarError(f"[grammar] {_first_line(self._matcher.get_error())}")
 
 
+def allows_others(mask: npt.NDArray[np.uint32], token_ids: Sequence[int]) -> bool:
+    """Whether a mask allows a token that is none of these."""
+    others = mask.copy()
+    for token_id in token_ids:
+        others[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+    return bool(others.any())
+
+
 @contextlib.contextmanager
 def _panics_as_errors() -> Iterator[None]:
     """A panic in llguidance is a BaseException, which would end the engine's thread: make it a GrammarError."""

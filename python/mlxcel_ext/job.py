@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from .grammar import Grammar, GrammarError
+from .grammar import Grammar, GrammarError, allows_others
 from .outputs import FinishReason, RequestOutput, RequestTimes, TokenLogprob
 from .sampler import RowEdit
 from .sampling_params import SamplingParams
@@ -59,6 +59,8 @@ class Job:
             except Exception as error:
                 self.failure = error
         banned = tuple(self.stop_ids) if below else ()
+        if mask is not None and banned and not allows_others(mask, banned):
+            banned = ()  # the grammar is at its end, which min_tokens cannot put off
         return RowEdit(mask, banned)
 
     def accept(self, token: int, logprob: TokenLogprob | None) -> RequestOutput:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from .engine import Engine, EngineConfig
-from .models import LoadedModel, load
+from .models import LoadedModel, Tokenizer, load
 from .outputs import Completion, RequestOutput
 from .sampling_params import SamplingParams
 
@@ -47,6 +47,10 @@ class LLM:
     @property
     def engine(self) -> Engine:
         return self._engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._loaded.tokenizer
 
     def generate(
         self,

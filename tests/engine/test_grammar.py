@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 
 import pytest
 
@@ -54,6 +55,21 @@ def test_a_schema_gives_valid_json() -> None:
             assert value["kind"] in ("a", "b")
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("stop", ["", "d"])
+def test_min_tokens_puts_off_what_a_grammar_leaves_open_and_no_more(temperature: float, stop: str) -> None:
+    params: dict[str, object] = {"temperature": temperature, "seed": 1, "min_tokens": 30}
+    params["stop_token_ids"] = tuple(fake_loaded().tokenizer.encode(stop))
+    with serving(fake_loaded()) as client:
+        for n in range(1, 6):
+            ended = client.ask([n], constrained(GrammarSpec("choice", ("ab", "cd")), **params))
+            assert ended.wait().finish_reason == "stop"
+            assert ended.text in ({"ab", "c"} if stop else {"ab", "cd"})
+            open_ended = client.ask([n], constrained(GrammarSpec("regex", "[a-z]{1,60}"), **params))
+            assert open_ended.wait().finish_reason == "stop"
+            assert re.fullmatch("[a-z]{30,60}", open_ended.text)
+
+
 def test_a_lark_grammar_and_a_json_object() -> None:
     with serving(fake_loaded()) as client:
         lark = 'start: "a" NUMBER ";"\nNUMBER: /[0-9]{1,3}/'
@@ -75,9 +91,14 @@ def test_free_rows_are_the_same_beside_constrained_ones() -> None:
 
 def test_a_grammar_survives_preemption() -> None:
     spec = GrammarSpec("regex", r"[a-z]{40}")
-    with serving(fake_loaded(), num_pages=24, watermark=0.0) as client:
+    gate = threading.Event()
+    gate.set()
+    loaded = fake_loaded(on_call=lambda *_: gate.wait(10))
+    with serving(loaded, num_pages=24, watermark=0.0) as client:
         alone = client.ask([1, 2], constrained(spec)).text
+        gate.clear()  # compiling takes longer than answering: none may end before all are there
         answers = [client.send([1, 2], constrained(spec)) for _ in range(4)]
+        gate.set()
         assert {a.text for a in answers if a.wait()} == {alone}
         assert client.engine.stats().preemptions > 0
 
