@@ -60,18 +60,18 @@ __device__ __forceinline__ void hold(float (&d)[N]) {
 #define MLXCEL_R32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define MLXCEL_R64 MLXCEL_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define MLXCEL_WGMMA_SHARED(TYPE)                                                               \
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0;\n"                                        \
-               "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                     \
-               " {" MLXCEL_R64 "}, %64, %65, p, 1, 1, 0, 0;}"                                   \
-               : MLXCEL_D32(d, 0), MLXCEL_D32(d, 32) : "l"(a), "l"(b), "r"(add))
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;\n"                                        \
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE                      \
+               " {" MLXCEL_R32 "}, %32, %33, p, 1, 1, 0, 0;}"                                   \
+               : MLXCEL_D32(d, 0) : "l"(a), "l"(b), "r"(add))
 #define MLXCEL_WGMMA_REGISTERS(TYPE, N, REGISTERS, A0, A1, A2, A3, B)                           \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE                   \
                " {" REGISTERS "}, {" A0 "," A1 "," A2 "," A3 "}, " B ", 1, 1, 1, 1;"            \
                : MLXCEL_OUT : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
-/// d[64 x 128] = a b^T (+ d where `add`): both operands in shared memory, 16 of their columns.
+/// d[64 x 64] = a b^T (+ d where `add`): both operands in shared memory, 16 of their columns.
 template <class T>
-__device__ __forceinline__ void wgmma_64x128(float (&d)[64], uint64_t a, uint64_t b, int add) {
+__device__ __forceinline__ void wgmma_64x64(float (&d)[32], uint64_t a, uint64_t b, int add) {
   if constexpr (std::is_same_v<T, f16>) MLXCEL_WGMMA_SHARED("f16");
   else MLXCEL_WGMMA_SHARED("bf16");
 }
