@@ -7,8 +7,7 @@
 namespace mlxcel::cuda {
 
 /// Describes a K or V pool of 16-bit elements to the tensor memory accelerator: coordinates are
-/// (dimension, token of the page, KV head, page), boxes 64 dimensions of up to 64 tokens, which
-/// arrive in the 128-byte swizzle.
+/// (0, 0, 0, KV head, group of eight tokens), boxes up to 16 tokens, which arrive as SwizzledRows.
 CUtensorMap pool_map(const PagedAttentionParams& params, const void* pool);
 
 }  // namespace mlxcel::cuda

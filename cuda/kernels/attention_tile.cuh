@@ -7,7 +7,9 @@
 
 namespace mlxcel::cuda {
 
-inline constexpr int kMaxTileTokens = 128;
+/// Query rows of the largest tile whose states are merged in the launch: a block takes longer for
+/// more than a launch of its own that all multiprocessors share.
+inline constexpr int kMergeTokens = 16;
 inline constexpr float kLog2e = 1.4426950408889634f;
 
 /// One tile with what its request's row of the page table says. Tokens are counted in slots of the
@@ -86,6 +88,10 @@ __device__ __forceinline__ void prefetch_tables(const PagedAttentionParams& p,
   }
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kLine;
   if (threadIdx.x == 0 && index < a.num_indices) prefetch_l2(a.kv_indices + index);
+  if (p.num_partials > 0) {
+    const int token = threadIdx.x * kLine;
+    if (token <= p.num_q) prefetch_l2(a.merge_indptr + token);
+  }
 }
 
 /// Offset of a slot of the tile in the pools, or -1 where no query sees it: such slots read as
@@ -216,29 +222,52 @@ __device__ __forceinline__ void write_state(const PagedAttentionParams& p, const
   if (d == 0) a.partial_lse[row] = state.lse();
 }
 
+/// Merges the partial states of one query token and head, N elements from d on, in the order of the
+/// chunks, and writes the output.
+template <class T, int N>
+__device__ __forceinline__ void merge_token(const PagedAttentionParams& p, const AttentionArrays& a,
+                                            int token, int begin, int end, int head, int d) {
+  const int64_t row_stride = static_cast<int64_t>(p.num_qo_heads) * p.head_dim;
+  const float* v = a.partial_v + static_cast<int64_t>(head) * p.head_dim + d;
+  auto merge = [&]<int Batch>() {
+    return merge_rows<float, N, Batch>(v, a.partial_lse + head, begin, end, row_stride,
+                                       p.num_qo_heads);
+  };
+  // Few chunks: no arithmetic for rows that are not there. Many: fewer round trips.
+  const int chunks = end - begin;
+  write_output<T, N>(p, a, token, head, d,
+                     chunks <= 4   ? merge.template operator()<4>()
+                     : chunks <= 8 ? merge.template operator()<8>()
+                                   : merge.template operator()<16>());
+}
+
 /// Called by all threads of a block after it wrote its partial states. A counter for each query
-/// token and KV head tells which block wrote the last of a token's states: that one merges them and
-/// writes the output. The order of the merge is that of the chunks, whichever block comes last.
+/// token and KV head tells which block wrote the last of a token's states: that one merges them.
 template <class T>
 __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
                                                 const AttentionArrays& a, const TileView& view,
                                                 int kv_head) {
   if (a.counters == nullptr || view.tile.chunk < 0) return;
   __shared__ int num_complete;
-  __shared__ int complete[kMaxTileTokens][3];  // token, its rows of the partial buffers
+  __shared__ int complete[kMergeTokens][3];  // token, its rows of the partial buffers
   if (threadIdx.x == 0) num_complete = 0;
+  int token = 0, begin = 0, end = 0;
+  if (threadIdx.x < view.tile.q_len) {
+    token = view.token(threadIdx.x);
+    begin = __ldg(a.merge_indptr + token);
+    end = __ldg(a.merge_indptr + token + 1);
+  }
   __threadfence();
   __syncthreads();
-  for (int i = threadIdx.x; i < view.tile.q_len; i += blockDim.x) {
-    const int token = view.token(i);
-    const int begin = __ldg(a.merge_indptr + token), end = __ldg(a.merge_indptr + token + 1);
+  if (threadIdx.x < view.tile.q_len) {
     int32_t* counter = a.counters + static_cast<int64_t>(token) * p.num_kv_heads + kv_head;
-    if (atomicAdd(counter, 1) != end - begin - 1) continue;
-    *counter = 0;  // for the next launch
-    int* mine = complete[atomicAdd(&num_complete, 1)];
-    mine[0] = token;
-    mine[1] = begin;
-    mine[2] = end;
+    if (atomicAdd(counter, 1) == end - begin - 1) {
+      *counter = 0;  // for the next launch
+      int* mine = complete[atomicAdd(&num_complete, 1)];
+      mine[0] = token;
+      mine[1] = begin;
+      mine[2] = end;
+    }
   }
   __syncthreads();
   if (num_complete == 0) return;
@@ -246,23 +275,27 @@ __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
 
   constexpr int N = 4;
   const int group = p.num_qo_heads / p.num_kv_heads, pieces = p.head_dim / N;
-  const int64_t row_stride = static_cast<int64_t>(p.num_qo_heads) * p.head_dim;
   for (int item = threadIdx.x; item < num_complete * group * pieces; item += blockDim.x) {
-    const int d = item % pieces * N, column = item / pieces;
-    const int head = kv_head * group + column % group;
-    const auto [token, begin, end] = complete[column / group];
-    const float* v = a.partial_v + static_cast<int64_t>(head) * p.head_dim + d;
-    auto merge = [&, begin = begin, end = end]<int Batch>() {
-      return merge_rows<float, N, Batch>(v, a.partial_lse + head, begin, end, row_stride,
-                                         p.num_qo_heads);
-    };
-    // Few chunks: no arithmetic for rows that are not there. Many: fewer round trips.
-    const int chunks = end - begin;
-    write_output<T, N>(p, a, token, head, d,
-                       chunks <= 4   ? merge.template operator()<4>()
-                       : chunks <= 8 ? merge.template operator()<8>()
-                                     : merge.template operator()<16>());
+    const int column = item / pieces, *merged = complete[column / group];
+    merge_token<T, N>(p, a, merged[0], merged[1], merged[2], kv_head * group + column % group,
+                      item % pieces * N);
   }
+}
+
+/// The same by a launch of its own, for all query tokens with partial states.
+template <class T>
+__global__ void paged_merge_kernel(const __grid_constant__ PagedAttentionParams p,
+                                   const __grid_constant__ AttentionArrays a) {
+  constexpr int N = 4;
+  const int pieces = p.head_dim / N;
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t column = item / pieces;
+  const int token = static_cast<int>(column / p.num_qo_heads);
+  if (token >= p.num_q) return;
+  const int begin = __ldg(a.merge_indptr + token), end = __ldg(a.merge_indptr + token + 1);
+  if (begin == end) return;  // its one tile wrote the output
+  merge_token<T, N>(p, a, token, begin, end, static_cast<int>(column % p.num_qo_heads),
+                    static_cast<int>(item % pieces) * N);
 }
 
 }  // namespace mlxcel::cuda

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/paged_ragged.cuh"
 #include "kernels/paged_ragged_sm90.cuh"
 #include "paged_attention_dispatch.h"
 #include "tensor_map.h"

@@ -13,7 +13,8 @@ namespace mlxcel::cuda {
 ///
 /// Each warp is on its own: it takes every Warps-th run of `Keys` tokens, copies their K and V into
 /// its own ring of `Stages` buffers, and keeps its own softmax state; no barrier until the states
-/// of the warps are merged at the end. The number of warps is the launch's choice.
+/// of the warps are merged at the end (and one for Q, where it does not fit the registers: then all
+/// warps of the block must stream). The number of warps is the launch's choice.
 template <class T, int D, int ColumnTiles, int Keys, int Stages>
 struct PagedDecode {
   static constexpr int kColumns = 8 * ColumnTiles;
@@ -92,6 +93,7 @@ struct PagedDecode {
            (token * p.num_qo_heads + kv_head * group + column % group) * D;
   }
 
+  /// Reads Q's fragments, or starts their copy to shared memory.
   __device__ __forceinline__ void load_query() {
     if constexpr (kQueryInRegisters) {
 #pragma unroll
@@ -108,15 +110,13 @@ struct PagedDecode {
       }
     } else {
       constexpr int kPieces = D / 8;
-      for (int piece = threadIdx.x; piece < kColumns * kPieces; piece += blockDim.x) {
+      for (int piece = threadIdx.x; piece < kColumns * kPieces; piece += warps * kWarp) {
         const int column = piece / kPieces, d = piece % kPieces * 8;
         const bool used = column < columns;
         copy_async_16(query + static_cast<uint32_t>((column * kRow + d) * sizeof(T)),
                       query_row(used ? column : 0) + d, used);
       }
       copy_async_commit();
-      copy_async_wait<0>();
-      __syncthreads();
     }
   }
 
@@ -274,13 +274,17 @@ struct PagedDecode {
     int page[Stages];
 #pragma unroll
     for (int i = 0; i < Stages; ++i) page[i] = page_in(warp + i * warps);
-    if constexpr (kQueryInRegisters) load_query();  // in flight together with the page ids
+    load_query();  // in flight together with the page ids
 #pragma unroll
     for (int i = 0; i < Stages - 1; ++i) {
       if (warp + i * warps < blocks) copy_block(warp + i * warps, i, page[i]);
       copy_async_commit();
     }
     int next = page[Stages - 1];
+    if constexpr (!kQueryInRegisters) {
+      copy_async_wait<Stages - 1>();
+      __syncthreads();
+    }
 #pragma unroll
     for (int n = 0; n < ColumnTiles; ++n) {
 #pragma unroll
@@ -389,7 +393,6 @@ struct PagedDecode {
   }
 
   __device__ __forceinline__ void run(char* shared) {
-    if constexpr (!kQueryInRegisters) load_query();
     if (warp < warps) stream();
     finish(shared);
   }

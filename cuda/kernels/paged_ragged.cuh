@@ -209,7 +209,6 @@ __global__ void __launch_bounds__(Warps* kWarp)
     ragged.stream();
     ragged.finish();
   }
-  merge_in_launch<T>(p, a, view, kv_head);
 }
 
 }  // namespace mlxcel::cuda

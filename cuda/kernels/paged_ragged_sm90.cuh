@@ -8,16 +8,13 @@
 namespace mlxcel::cuda {
 
 /// Attention of up to 64 * Halves query rows with warpgroup products (sm_90a), head_dim 64 and 128:
-/// one warpgroup, two blocks an SM. Tiles of 64 keys come by the tensor memory accelerator, one box
-/// a page. While the tensor cores work for one half of the rows, the warps turn the logits of the
-/// other into weights.
+/// one warpgroup, two blocks an SM. Tiles of 64 keys come by the tensor memory accelerator, 16 keys a
+/// warp. While the tensor cores work for one half of the rows, the warps turn the logits of the other
+/// into weights.
 template <class T, int D, int Halves>
 struct PagedRaggedSm90 {
   static constexpr int kKeys = 64, kSteps = D / 16;
-  static constexpr int kMinPage = 8;         // of the swizzle's pattern: rows a box must have
-  static constexpr int kColumnBlocks = D / 64;  // 128 bytes wide, the swizzle's width
-  using QueryRows = SwizzledRows<T, 128>;
-  using KeyRows = SwizzledRows<T, kKeys>;
+  using Rows = SwizzledRows<T, D>;
   static constexpr int kQueryBytes = 128 * D * sizeof(T);
   static constexpr int kTileBytes = kKeys * D * sizeof(T);
   static constexpr int kAlignment = 1024;
@@ -56,9 +53,8 @@ struct PagedRaggedSm90 {
     blocks = view.end > view.begin ? (view.end - origin + kKeys - 1) / kKeys : 0;
   }
 
-  // Two stages of K and of V, a barrier each, and one that counts the warps that are done with the
-  // stages that are filled next.
-  static constexpr int kNumBarriers = 5;
+  // Two stages of K and of V, and a barrier each.
+  static constexpr int kNumBarriers = 4;
   __device__ __forceinline__ uint32_t keys_of(int block) const {
     return base + static_cast<uint32_t>(kQueryBytes + block % 2 * kTileBytes);
   }
@@ -71,16 +67,16 @@ struct PagedRaggedSm90 {
   __device__ __forceinline__ uint32_t values_there(int block) const {
     return barriers + 16 + block % 2 * 8;
   }
-  __device__ __forceinline__ uint32_t stage_free() const { return barriers + 32; }
 
   __device__ __forceinline__ StripPlace place(int half) const {
     return {half * 64 + warp * 16, rows, group};
   }
 
-  /// Slot, of a block, where this lane's box begins: lane l copies column block l % kColumnBlocks
-  /// of box l / kColumnBlocks.
+  /// Tokens of a box: 16, or a page of 8, of which lanes 0 and 1 copy one each.
+  __device__ __forceinline__ int box_tokens() const { return min(p.page_size, 16); }
+
   __device__ __forceinline__ int box_slot(int block) const {
-    return origin + block * kKeys + (lane / kColumnBlocks) * min(p.page_size, kKeys);
+    return origin + block * kKeys + warp * 16 + lane % 2 * box_tokens() % 16;
   }
 
   /// The page id of this lane's box of a block.
@@ -88,19 +84,19 @@ struct PagedRaggedSm90 {
     return page_of(view, page_shift, box_slot(block));
   }
 
-  /// Starts the copy of a block of a pool. Called by one warp.
+  /// Starts the copy of this warp's share of a block of a pool.
   __device__ __forceinline__ void copy(const CUtensorMap& map, int block, int page, uint32_t to,
                                        uint32_t barrier) const {
-    const int tokens = min(p.page_size, kKeys), slot = box_slot(block);
-    const bool valid = slot < min(view.end, origin + (block + 1) * kKeys) &&
-                       slot + tokens > view.begin;
+    const int tokens = box_tokens(), slot = box_slot(block);
+    const bool valid = lane < 16 / tokens && slot < view.end && slot + tokens > view.begin;
     const int boxes = __popc(__ballot_sync(0xffffffffu, valid));
-    if (lane == 0) barrier_expect(barrier, static_cast<uint32_t>(boxes * tokens * 128));
+    if (lane == 0) barrier_expect(barrier, static_cast<uint32_t>(boxes * tokens * D * sizeof(T)));
     __syncwarp();
     if (valid) {
-      const int column = lane % kColumnBlocks, row = slot - origin - block * kKeys;
-      copy_box(to + static_cast<uint32_t>(column * KeyRows::kBlockBytes + row * 128), map,
-               column * 64, slot & (p.page_size - 1), kv_head, page, barrier);
+      const int row = slot - origin - block * kKeys;
+      const int groups_a_page = static_cast<int>(p.stride_page / (8 * p.stride_token));
+      copy_box(to + row / 8 * Rows::kGroupBytes, map, 0, 0, 0, kv_head,
+               page * groups_a_page + (slot & (p.page_size - 1)) / 8, barrier);
     }
   }
 
@@ -111,7 +107,7 @@ struct PagedRaggedSm90 {
       const bool used = row < rows;
       const int64_t token = view.token(used ? row / group : 0);
       const int head = kv_head * group + (used ? row % group : 0);
-      copy_async_16(base + QueryRows::offset(row, d),
+      copy_async_16(base + Rows::offset(row, d),
                     static_cast<const T*>(a.q) + (token * p.num_qo_heads + head) * D + d, used);
     }
     copy_async_commit();
@@ -120,12 +116,12 @@ struct PagedRaggedSm90 {
   /// Starts s = Q K^T of a block for 64 rows.
   __device__ __forceinline__ void start_scores(int half, int block) {
     float (&flat)[kKeys / 2] = reinterpret_cast<float (&)[kKeys / 2]>(s[half]);
-    const uint32_t q = base + static_cast<uint32_t>(half * 64 * 128), k = keys_of(block);
+    const uint32_t q = base + half * 8 * Rows::kGroupBytes, k = keys_of(block);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const uint32_t along = step % 4 * 32;
-      wgmma_64x64<T>(flat, matrix_descriptor(q + step / 4 * QueryRows::kBlockBytes + along, 0),
-                     matrix_descriptor(k + step / 4 * KeyRows::kBlockBytes + along, 0), step > 0);
+      const uint32_t at = step / 4 * Rows::kBlockBytes + step % 4 * 32;
+      wgmma_64x64<T>(flat, matrix_descriptor(q + at, Rows::kGroupBytes, 0),
+                     matrix_descriptor(k + at, Rows::kGroupBytes, 0), step > 0);
     }
   }
 
@@ -135,15 +131,14 @@ struct PagedRaggedSm90 {
     const uint32_t v = values_of(block);
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
-      wgmma_add<T>(
-          flat, weights[half][step],
-          matrix_descriptor(v + static_cast<uint32_t>(step * 16 * 128), KeyRows::kBlockBytes));
+      wgmma_add<T>(flat, weights[half][step],
+                   matrix_descriptor(v + step * 2 * Rows::kGroupBytes, Rows::kGroupBytes,
+                                     Rows::kBlockBytes));
     }
   }
 
   /// Waits for the products that were started.
   __device__ __forceinline__ void finish_products() {
-    wgmma_commit();
     wgmma_wait<0>();
 #pragma unroll
     for (int half = 0; half < Halves; ++half) {
@@ -157,12 +152,10 @@ struct PagedRaggedSm90 {
     for (int k = 0; k < kKeys / 16; ++k) pack_weights<T>(s[half], k, weights[half][k]);
   }
 
-  /// Called when K of a block and V of the one before are done with: starts the copies into their
-  /// stages as soon as all warps are.
+  /// Called when this warp has done with K of a block and with V of the one before: starts the
+  /// copies into their stages as soon as all warps have.
   __device__ __forceinline__ void refill(int block, int& page_k, int& page_v) const {
-    if (lane == 0) barrier_arrive(stage_free());
-    if (warp != 0) return;
-    barrier_wait(stage_free(), block & 1);
+    __syncthreads();
     if (block + 2 < blocks) copy(k_map, block + 2, page_k, keys_of(block), keys_there(block));
     if (block + 1 < blocks) {
       copy(v_map, block + 1, page_v, values_of(block + 1), values_there(block + 1));
@@ -177,13 +170,13 @@ struct PagedRaggedSm90 {
     const int key = threadIdx.x / 2, slot = origin + block * kKeys + key;
     if (slot < view.begin || slot >= view.end) {
       for (int d = 0; d < D / 2; d += 8) {
-        store_shared_16(values_of(block) + KeyRows::offset(key, threadIdx.x % 2 * (D / 2) + d), {});
+        store_shared_16(values_of(block) + Rows::offset(key, threadIdx.x % 2 * (D / 2) + d), {});
       }
     }
     bool found = false;
     if (view.tile.q_len > 1) {
       __syncthreads();
-      found = take_out_nonfinite<T, D, kKeys, KeyRows, 4 * kWarp>(values_of(block), threadIdx.x);
+      found = take_out_nonfinite<T, D, kKeys, Rows, 4 * kWarp>(values_of(block), threadIdx.x);
     }
     fence_shared_for_wgmma();
     __syncthreads();
@@ -202,27 +195,22 @@ struct PagedRaggedSm90 {
   }
 
   __device__ __forceinline__ void stream() {
+    // Page ids of this lane's box in the next blocks of V and K to copy, read a tile ahead.
+    const int page = page_in(0);
+    int page_v = page_in(1), page_k = page_in(2);
     if (threadIdx.x == 0) {
 #pragma unroll
-      for (int i = 0; i < kNumBarriers; ++i) barrier_init(barriers + i * 8, i < 4 ? 1 : 4);
+      for (int i = 0; i < kNumBarriers; ++i) barrier_init(barriers + i * 8, 4);
       barrier_init_fence();
     }
-    load_query();
 #pragma unroll
     for (int half = 0; half < Halves; ++half) strips[half].clear();
+    if (blocks == 0) return;
     __syncthreads();
-    if (blocks == 0) {
-      copy_async_wait<0>();
-      return;
-    }
-    // Page ids of this lane's box in the next blocks of V and K to copy, read a tile ahead.
-    int page_v = page_in(1), page_k = page_in(2);
-    if (warp == 0) {
-      const int page = page_in(0);
-      copy(k_map, 0, page, keys_of(0), keys_there(0));
-      copy(v_map, 0, page, values_of(0), values_there(0));
-      if (blocks > 1) copy(k_map, 1, page_v, keys_of(1), keys_there(1));
-    }
+    copy(k_map, 0, page, keys_of(0), keys_there(0));
+    copy(v_map, 0, page, values_of(0), values_there(0));
+    if (blocks > 1) copy(k_map, 1, page_v, keys_of(1), keys_there(1));
+    load_query();
     copy_async_wait<0>();
     fence_shared_for_wgmma();
     __syncthreads();
@@ -232,6 +220,7 @@ struct PagedRaggedSm90 {
     barrier_wait(keys_there(0), 0);
     wgmma_begin();
     start_scores(0, 0);
+    wgmma_commit();
     finish_products();
     for (int block = 0; block < blocks; ++block) {
       const int slot = origin + block * kKeys;
@@ -242,7 +231,6 @@ struct PagedRaggedSm90 {
       }
       strips[0].weigh(p, view, logit, place(0), slot, s[0]);
       if constexpr (Halves == 2) finish_products();
-      refill(block, page_k, page_v);
       pack_all(0);
       barrier_wait(values_there(block), block / 2 & 1);
       if (!view.all_see(p, slot, slot + kKeys)) taken_out |= clean_values(block);
@@ -250,6 +238,7 @@ struct PagedRaggedSm90 {
       start_values(0, block);
       if constexpr (Halves == 2) {
         wgmma_commit();
+        refill(block, page_k, page_v);
         strips[1].weigh(p, view, logit, place(1), slot, s[1]);
         finish_products();
         pack_all(1);
@@ -258,6 +247,8 @@ struct PagedRaggedSm90 {
       }
       if (block + 1 < blocks) barrier_wait(keys_there(block + 1), (block + 1) / 2 & 1);
       start_scores(0, block + 1);  // past the last block: products that nobody looks at
+      wgmma_commit();
+      if constexpr (Halves == 1) refill(block, page_k, page_v);
       finish_products();
     }
     if (view.tile.q_len > 1 && __syncthreads_or(taken_out)) add_taken_out();
@@ -294,7 +285,6 @@ __global__ void __launch_bounds__(128, 2)
   } else {
     PagedRaggedSm90<T, D, 2>(p, a, k_map, v_map, view, kv_head, shared, barriers).run();
   }
-  merge_in_launch<T>(p, a, view, kv_head);
 #endif
 }
 

@@ -38,13 +38,13 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity) {
       : "memory");
 }
 
-/// Starts the copy of a box of a four-dimensional tensor; its bytes count towards the barrier.
+/// Starts the copy of a box of a five-dimensional tensor; its bytes count towards the barrier.
 __device__ __forceinline__ void copy_box(uint32_t shared, const CUtensorMap& map, int c0, int c1,
-                                         int c2, int c3, uint32_t barrier) {
+                                         int c2, int c3, int c4, uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared),
-      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
       : "memory");
 }
 
