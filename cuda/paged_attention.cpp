@@ -1,11 +1,11 @@
-#include "encoder.h"
+#include "attention.h"
 #include "glue.h"
 #include "launchers.h"
 
 namespace mlxcel::cuda {
-namespace {
 
-AttentionArrays input_arrays(const PagedAttentionParams& params, const Arrays& inputs) {
+AttentionArrays attention_arrays(const PagedAttentionParams& params,
+                                 std::span<const mx::array> inputs) {
   AttentionArrays a{};
   a.q = device_ptr<void>(inputs[0]);
   a.k_pages = device_ptr<void>(inputs[1]);
@@ -24,15 +24,8 @@ AttentionArrays input_arrays(const PagedAttentionParams& params, const Arrays& i
   return a;
 }
 
-}  // namespace
-
-void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, Arrays& outputs,
-                     const mx::Stream& stream) {
-  AttentionArrays a = input_arrays(params, inputs);
-  EncoderLaunch launch(stream);
-  launch.declare(inputs, outputs, stream);
-  a.out = device_ptr<void>(outputs[0]);
-  a.lse = device_ptr<float>(outputs[1]);
+void encode_attention(const PagedAttentionParams& params, AttentionArrays a, EncoderLaunch& launch,
+                      const mx::Stream& stream) {
   if (params.num_partials > 0) {
     const mx::array v =
         workspace({params.num_partials, params.num_qo_heads, params.head_dim}, mx::float32, stream);
@@ -47,9 +40,19 @@ void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, A
   launch_paged_attention(params, a, launch);
 }
 
+void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, Arrays& outputs,
+                     const mx::Stream& stream) {
+  AttentionArrays a = attention_arrays(params, inputs);
+  EncoderLaunch launch(stream);
+  launch.declare(inputs, outputs, stream);
+  a.out = device_ptr<void>(outputs[0]);
+  a.lse = device_ptr<float>(outputs[1]);
+  encode_attention(params, a, launch, stream);
+}
+
 void paged_attention_partial(const PagedAttentionParams& params, const Arrays& inputs,
                              Arrays& outputs, const mx::Stream& stream) {
-  AttentionArrays a = input_arrays(params, inputs);
+  AttentionArrays a = attention_arrays(params, inputs);
   EncoderLaunch launch(stream);
   launch.declare(inputs, outputs, stream);
   a.partial_v = device_ptr<float>(outputs[0]);

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from .grammar import Grammar
+import numpy as np
+import numpy.typing as npt
+
+from .grammar import Grammar, GrammarError, allows_others
 from .outputs import FinishReason, RequestOutput, RequestTimes, TokenLogprob
-from .runner import sampler_key
-from .sampler import RowSampling
+from .sampler import RowEdit
 from .sampling_params import SamplingParams
 from .scheduler.request import Request
 from .scheduler.scheduler import ScheduledRow
 from .text import Detokenizer
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Job:
     """The engine's record of a request; Request.job points to it."""
 
@@ -37,18 +39,29 @@ class Job:
     failure: Exception | None = None
     #: Prompt tokens whose logprobs are computed or under way; the first has none.
     num_scored: int = 1
+    #: Some of its draws depend on more than its parameters: row_edit() knows.
+    edits_rows: bool = field(init=False)
 
-    def sampling(self, row: ScheduledRow) -> RowSampling:
-        """How to draw the token of a row; the grammar's state must be up to date."""
+    def __post_init__(self) -> None:
+        self.edits_rows = self.grammar is not None or self.params.min_tokens > 0
+
+    def row_edit(self, row: ScheduledRow) -> RowEdit:
+        """What the draw of a row has to heed; the grammar's state must be up to date."""
         below = row.draw_index < self.params.min_tokens
         mask = None
         if self.grammar is not None and not self.grammar.finished:
             try:
                 mask = self.grammar.mask()
+                if below and not _allows_more_than(self.stop_ids, mask):
+                    raise GrammarError(
+                        f"[grammar] nothing but the end is allowed here, before min_tokens ({self.params.min_tokens})."
+                    )
             except Exception as error:
                 self.failure = error
         banned = tuple(self.stop_ids) if below else ()
-        return RowSampling(sampler_key(row.slot), row.draw_index, mask, banned)
+        if mask is not None and banned and not allows_others(mask, banned):
+            banned = ()  # the grammar is at its end, which min_tokens cannot put off
+        return RowEdit(mask, banned)
 
     def accept(self, token: int, logprob: TokenLogprob | None) -> RequestOutput:
         """Take a token that the scheduler knows already; returns what to send, finished if it is the last."""
@@ -112,3 +125,10 @@ class Job:
             times=RequestTimes(self.submitted, self.scheduled, self.first_token, finished),
             **fields,  # type: ignore[arg-type]
         )
+
+
+def _allows_more_than(banned: Iterable[int], mask: npt.NDArray[np.uint32]) -> bool:
+    rest = mask.copy()
+    for token in banned:
+        rest[token // 32] &= ~np.uint32(1 << token % 32)
+    return bool(rest.any())

@@ -290,3 +290,22 @@ def test_bad_input_is_a_value_error(call, text):
 def test_gradients_are_refused():
     with pytest.raises(ValueError, match=r"\[linear\] is for inference"):
         mx.grad(lambda x: linear(x, mx.ones((4, 4)), stream=mx.cpu).sum())(mx.ones((2, 4)))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8, 9, 31, 64, 65])
+@pytest.mark.parametrize(("n", "k"), [(1, 64), (100, 448), (333, 4096)])
+def test_few_rows_on_every_device(stream, rng, rows, n, k):
+    """What the GPU's own kernels take, and one row more."""
+    for dtype in (mx.float16, mx.bfloat16):
+        x, bias = normal(rng, (rows, k), dtype), normal(rng, (n,), dtype)
+        weight = normal(rng, (n, k), dtype)
+        cases = [(linear(x, weight, bias, stream=stream), to_numpy(weight))]
+        for group_size in (64, 128):
+            if k % group_size == 0:
+                triple, dense = quantized(rng, n, k, group_size, 4, dtype)
+                got = quantized_linear(x, *triple, bias, group_size, 4, stream=stream)
+                cases.append((got, dense))
+        for got, dense in cases:
+            assert got.dtype == dtype
+            want = reference.linear(to_numpy(x), dense) + to_numpy(bias)
+            assert np.linalg.norm(to_numpy(got) - want) <= 0.5 * SPACING[dtype] * np.linalg.norm(want)

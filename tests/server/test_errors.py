@@ -51,7 +51,7 @@ BAD_FIELDS = [
     ("max_tokens", "16"),
     ("stop", 3),
     ("stop", [""]),
-    ("stop", ["x"] * 17),
+    ("stop", ["x"] * 65),
     ("stop_token_ids", [-1]),
     ("stop_token_ids", [10_000]),
     ("logit_bias", {"x": 1}),
@@ -102,7 +102,7 @@ async def test_a_bad_field_is_named(
         (COMPLETIONS, {"prompt": ["a"] * 5, "n": 2}, "prompt"),
         (COMPLETIONS, {**TEXT, "best_of": 3}, "best_of"),
         (COMPLETIONS, {**TEXT, "suffix": "b"}, "suffix"),
-        (COMPLETIONS, {**TEXT, "logprobs": 21}, "logprobs"),
+        (COMPLETIONS, {**TEXT, "logprobs": 65}, "logprobs"),
         (CHAT, {}, None),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
@@ -210,6 +210,18 @@ async def test_a_body_that_does_not_arrive_is_a_408(
 
 async def test_a_form_is_a_415(client: httpx.AsyncClient) -> None:
     check_error(await client.post(COMPLETIONS, data={"prompt": "a"}), 415)
+
+
+async def test_a_compressed_body_is_a_415(client: httpx.AsyncClient) -> None:
+    for encoding, status in (("gzip", 415), ("identity", 200)):
+        response = await client.post(COMPLETIONS, json=TEXT, headers={"content-encoding": encoding})
+        assert response.status_code == status
+
+
+async def test_a_long_path_is_not_repeated(client: httpx.AsyncClient) -> None:
+    response = await client.get("/" + "a" * 50_000)
+    assert response.status_code == 404
+    assert len(response.text) < 500
 
 
 async def test_a_model_without_a_template_says_so(
