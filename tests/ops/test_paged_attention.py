@@ -126,17 +126,29 @@ def test_logits_of_hundreds_do_not_overflow(stream, dtype, rng):
     check(PagedCase(rng, [300], dtype=dtype, scale=8.0), stream, options={"sm_scale": 1.0}, scores=2000.0)
 
 
-def test_a_nan_token_stays_with_the_queries_that_see_it(stream, rng):
-    case = PagedCase(rng, [64], qo_len=[64], hq=4, hkv=4)
-    slot = int(case.table.slots(case.qo_indptr)[40])
-    pools = []
-    for pool in (case.k_pages, case.v_pages):
-        a = to_numpy(pool)
-        a[slot // 16, slot % 16] = np.nan
-        pools.append(mx.array(a, mx.float32))
-    out = to_numpy(paged_attention(case.q, *pools, case.table, qo_indptr=case.qo_indptr, stream=stream))
-    assert np.isfinite(out[:40]).all()
-    assert np.isnan(out[40:]).all()
+@pytest.mark.parametrize(("group", "tokens"), [(1, 64), (8, 64), (4, 3), (8, 4)])
+@pytest.mark.parametrize("which", ["k", "v"])
+def test_a_nan_token_stays_with_the_queries_that_see_it(stream, dtype, rng, group, tokens, which):
+    case = PagedCase(rng, [64], qo_len=[tokens], hq=2 * group, hkv=2, dtype=dtype)
+    first = tokens // 2  # query token that sees it first, its own
+    slot = int(case.table.slots(case.qo_indptr)[first])
+    pools = {"k": case.k_pages, "v": case.v_pages}
+    a = to_numpy(pools[which])
+    a[slot // 16, slot % 16, :, 3] = np.nan
+    pools[which] = mx.array(a, dtype)
+
+    def run(k_pages, v_pages):
+        out = paged_attention(
+            case.q, k_pages, v_pages, case.table, qo_indptr=case.qo_indptr, stream=stream
+        )
+        return to_numpy(out)
+
+    clean, out = run(case.k_pages, case.v_pages), run(pools["k"], pools["v"])
+    np.testing.assert_array_equal(out[:first], clean[:first])
+    reached = np.zeros(clean.shape, bool)
+    reached[first:, :, slice(None) if which == "k" else 3] = True
+    np.testing.assert_array_equal(np.isnan(out), reached)
+    np.testing.assert_array_equal(out[~reached], clean[~reached])
 
 
 def test_strided_queries(stream, dtype, rng):

@@ -199,7 +199,7 @@ class AttentionPlan:
                 mx.array(p.merge_indptr),
                 None,
                 p.num_partials,
-                p.num_groups,
+                self._invariant,
                 p.max_q_len,
                 p.max_chunks,
             )
