@@ -99,16 +99,6 @@ void merge(const PagedAttentionParams& params, const Bindings& in, const Outputs
                            MTL::Size(width, 1, 1));
 }
 
-/// An array that lives as long as the command buffer. At least one element: Metal binds no empty
-/// ones.
-mx::array workspace(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream) {
-  for (auto& n : shape) n = std::max(n, 1);
-  mx::array a(std::move(shape), dtype, nullptr, {});
-  allocate(a);
-  mx::metal::get_command_encoder(stream).add_temporary(a);
-  return a;
-}
-
 }  // namespace
 
 void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, Arrays& outputs,
