@@ -40,9 +40,9 @@ AttentionParams = struct(
     "AttentionParams",
     i32_a="num_q num_requests num_qo_heads num_kv_heads head_dim page_size",
     i64="stride_page stride_token stride_head",
-    i32_b="num_tiles num_partials num_groups max_q_len window_left causal",
+    i32_b="num_tiles num_partials num_groups max_q_len max_chunks window_left causal",
     f32="sm_scale_log2 logits_soft_cap",
-    i32_c="dtype has_qo_indptr has_sinks has_first_page_offset",
+    i32_c="dtype has_qo_indptr has_sinks has_first_page_offset has_token_order",
 )
 AttentionArrays = struct(
     "AttentionArrays",
@@ -136,8 +136,8 @@ class Attention:
         self.held.append(device_qo)
         self.params = AttentionParams(
             *(num_q, len(kv_len), hq, hkv, DIM, page, page * hkv * DIM, hkv * DIM, DIM),
-            *(self.num_tiles, plan.num_partials, groups, plan._plan.max_q_len, -1, 1),
-            *(DIM**-0.5 * math.log2(math.e), 0.0, DTYPES[torch.bfloat16], int(qo_len is not None), 0, 0),
+            *(self.num_tiles, plan.num_partials, groups, plan._plan.max_q_len, plan._plan.max_chunks, -1, 1),
+            *(DIM**-0.5 * math.log2(math.e), 0.0, DTYPES[torch.bfloat16], int(qo_len is not None), 0, 0, 0),
         )
         at = [0 if t is None else t.data_ptr() for t in self.held]
         self.arrays = AttentionArrays(

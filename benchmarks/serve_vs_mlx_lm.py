@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -78,7 +79,7 @@ def main() -> int:
                 "smollm2",
             ),
             "mlx_lm.server": (
-                stack.enter_context(running("mlx_lm server", "--model", str(options.folder))),
+                stack.enter_context(running("-m", "mlx_lm", "server", "--model", str(options.folder))),
                 str(options.folder),
             ),
         }
@@ -90,7 +91,10 @@ def main() -> int:
                     result = measure(server, model, level, 10_000 * level + round_number, options)
                     speeds[name].append(result["output_throughput"])
                     ttfts[name].append(result["median_ttft_ms"])
-                    records.append({"server": name, "clients": level, "round": round_number, **result})
+                    load = os.getloadavg()[0]
+                    records.append(
+                        {"server": name, "clients": level, "round": round_number, "load": load, **result}
+                    )
             ours_speed, theirs = (statistics.median(speeds[name]) for name in servers)
             ours_ttft, their_ttft = (statistics.median(ttfts[name]) for name in servers)
             print(

@@ -35,21 +35,20 @@ def _answers(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def running(module: str, *arguments: str, path: str = "/health", limit: float = 300.0) -> Iterator[Server]:
-    """`python -m module ... --port FREE`, once it answers 200 at path; ended by SIGTERM."""
+def running(*command: str, path: str = "/health", limit: float = 300.0) -> Iterator[Server]:
+    """`python COMMAND --port FREE`, once it answers 200 at path; ended by SIGTERM."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    name, *rest = module.split()
-    process = subprocess.Popen([sys.executable, "-m", name, *rest, "--port", str(port), *arguments])
+    process = subprocess.Popen([sys.executable, *command, "--port", str(port)])
     server = Server(f"http://127.0.0.1:{port}", process)
     end = time.monotonic() + limit
     try:
         while not _answers(server.url + path):
             if process.poll() is not None:
-                raise SystemExit(f"{module} ended with status {process.returncode}")
+                raise SystemExit(f"{command} ended with status {process.returncode}")
             if time.monotonic() > end:
-                raise SystemExit(f"{module} did not answer within {limit:g} s")
+                raise SystemExit(f"{command} did not answer within {limit:g} s")
             time.sleep(0.1)
         yield server
     finally:
@@ -63,4 +62,4 @@ def running(module: str, *arguments: str, path: str = "/health", limit: float = 
 
 def ours(*arguments: str) -> contextlib.AbstractContextManager[Server]:
     """`mlxcel-ext serve` with these arguments."""
-    return running("mlxcel_ext serve", "--log-level", "warning", *arguments)
+    return running("-m", "mlxcel_ext", "serve", "--log-level", "warning", *arguments)

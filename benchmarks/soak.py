@@ -2,11 +2,12 @@
 
     python benchmarks/soak.py --minutes 30 --out soak.json -- --model smollm2 --max-queue-depth 16
 
-Starts `mlxcel-ext serve` with what follows `--`, on a free port. The load mixes chats and completions,
+Starts `mlxcel-ext serve` with what follows `--`, on a free port, under memory_probe.py. The load mixes chats and completions,
 streams and not, clients that leave early, bad bodies, long prompts and bursts past the queue limit. Every
 answer must be one that its request allows. At the end, with nobody connected, no request may be left, no
 page may be in use, and free plus cached pages must be all pages; the resident memory of the second half
-must not grow by more than --max-growth-mib. Exits with 1 where one of these fails.
+must not grow by more than --max-growth-mib. Exits with 1 where one of these fails. The result says what
+memory was held by malloc, MLX and Python over time, and which Python lines and types grew.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ import json
 import pathlib
 import random
 import re
+import signal
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 
-from servers import ours
+from servers import Server, running
 
 TEXT = "a river of long words runs through the small town and every stone in it has seen the sea once"
 WORDS = TEXT.split()
@@ -178,31 +181,42 @@ class Soak:
             await asyncio.sleep(0.2)
 
 
-def resident_mib(pid: int) -> float:
-    return int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
+def read_probe(path: pathlib.Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def watch_memory(pid: int, samples: list[float]) -> None:
-    while True:
-        samples.append(resident_mib(pid))
-        await asyncio.sleep(2)
+async def final_probe(server: Server, path: pathlib.Path) -> list[dict[str, Any]]:
+    """Everything that the probe wrote, its comparison at the end included."""
+    server.process.send_signal(signal.SIGUSR1)
+    for _ in range(300):
+        await asyncio.sleep(0.2)
+        if '"trimmed"' in path.read_text():
+            break
+    return read_probe(path)
 
 
-async def soak(url: str, pid: int, options: argparse.Namespace) -> dict[str, Any]:
-    run = Soak(url, options)
-    memory: list[float] = []
-    watcher = asyncio.create_task(watch_memory(pid, memory))
+def halves(samples: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Median of every quantity in the first and in the second half, after the quarter that fills caches."""
+    steady = [sample for sample in samples if "event" not in sample][len(samples) // 4 :]
+    middle = len(steady) // 2
+    if not middle:
+        return {}
+    names = [name for name in steady[0] if name != "seconds"]
+    parts = steady[:middle], steady[middle:]
+    return {name: [round(statistics.median(s[name] for s in part), 2) for part in parts] for name in names}
+
+
+async def soak(server: Server, probe: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
+    run = Soak(server.url, options)
     until = time.monotonic() + options.minutes * 60
     await asyncio.gather(*(run.worker(until) for _ in range(options.workers)))
-    watcher.cancel()
     values = await run.settled()
     pages = {name: values[f"mlxcel_kv_pages_{name}"] for name in ("total", "free", "cached", "in_use")}
     if pages["in_use"] or pages["free"] + pages["cached"] != pages["total"]:
         run.failures.append(f"pages leaked: {pages}")
-    # The first quarter fills caches; after it the median of each half tells growth from noise.
-    steady = memory[len(memory) // 4 :]
-    halves = steady[: len(steady) // 2], steady[len(steady) // 2 :]
-    growth = statistics.median(halves[1]) - statistics.median(halves[0]) if len(steady) > 3 else 0.0
+    samples = await final_probe(server, probe)
+    memory = halves(samples)
+    growth = memory["rss"][1] - memory["rss"][0] if memory else 0.0
     if growth > options.max_growth_mib:
         run.failures.append(f"memory grew by {growth:.1f} MiB between the halves")
     await run.client.aclose()
@@ -215,12 +229,9 @@ async def soak(url: str, pid: int, options: argparse.Namespace) -> dict[str, Any
         "latency_p50_s": statistics.median(run.latencies) if run.latencies else None,
         "latency_max_s": max(run.latencies, default=None),
         "pages": pages,
-        "resident_mib": {
-            "first": memory[0],
-            "last": memory[-1],
-            "max": max(memory),
-            "growth_between_halves": growth,
-        },
+        "memory_halves_mib": memory,
+        "memory_growth_mib": growth,
+        "memory": samples,
         "engine": {name: value for name, value in values.items() if name.endswith("_total")},
     }
 
@@ -242,15 +253,18 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("serve", nargs="*", help="Arguments of mlxcel-ext serve, after --")
     options = parser.parse_args()
-    with ours(*options.serve) as server:
-        result = asyncio.run(soak(server.url, server.pid, options))
+    with tempfile.TemporaryDirectory() as folder:
+        probe = pathlib.Path(folder, "memory.jsonl")
+        command = str(pathlib.Path(__file__).with_name("memory_probe.py"))
+        third = str(options.minutes * 20)
+        with running(command, str(probe), third, "serve", "--log-level", "warning", *options.serve) as server:
+            result = asyncio.run(soak(server, probe, options))
     result["exit_status_after_sigterm"] = server.process.returncode
     if server.process.returncode:
         result["failure_count"] += 1
-    text = json.dumps(result, indent=1)
-    print(text)
     if options.out:
-        options.out.write_text(text + "\n")
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({**result, "memory": [s for s in result["memory"] if "event" in s]}, indent=1))
     return 1 if result["failure_count"] else 0
 
 

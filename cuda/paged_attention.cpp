@@ -1,3 +1,4 @@
+#include "common/check.h"
 #include "encoder.h"
 #include "glue.h"
 #include "launchers.h"
@@ -5,7 +6,11 @@
 namespace mlxcel::cuda {
 namespace {
 
-AttentionArrays input_arrays(const PagedAttentionParams& params, const Arrays& inputs) {
+AttentionArrays input_arrays(const char* op, const PagedAttentionParams& params,
+                             const Arrays& inputs) {
+  if (params.has_token_order) {
+    fail(op, "plan must have no shared tiles on CUDA: its kernels cannot read them yet.");
+  }
   AttentionArrays a{};
   a.q = device_ptr<void>(inputs[0]);
   a.k_pages = device_ptr<void>(inputs[1]);
@@ -27,9 +32,9 @@ AttentionArrays input_arrays(const PagedAttentionParams& params, const Arrays& i
 
 void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, Arrays& outputs,
                      const mx::Stream& stream) {
+  AttentionArrays a = input_arrays("paged_attention", params, inputs);
   EncoderLaunch launch(stream);
   launch.declare(inputs, outputs, stream);
-  AttentionArrays a = input_arrays(params, inputs);
   a.out = device_ptr<void>(outputs[0]);
   a.lse = device_ptr<float>(outputs[1]);
   if (params.num_partials > 0) {
@@ -48,9 +53,9 @@ void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, A
 
 void paged_attention_partial(const PagedAttentionParams& params, const Arrays& inputs,
                              Arrays& outputs, const mx::Stream& stream) {
+  AttentionArrays a = input_arrays("paged_attention_partial", params, inputs);
   EncoderLaunch launch(stream);
   launch.declare(inputs, outputs, stream);
-  AttentionArrays a = input_arrays(params, inputs);
   a.partial_v = device_ptr<float>(outputs[0]);
   a.partial_lse = device_ptr<float>(outputs[1]);
   launch_paged_attention(params, a, launch);

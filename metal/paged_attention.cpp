@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "common/check.h"
 #include "launchers.h"
 #include "library.h"
 
@@ -30,6 +31,12 @@ struct Bindings {
   const mx::array* sinks;
 };
 
+void check_no_shared_tiles(const char* op, const PagedAttentionParams& params) {
+  if (params.has_token_order) {
+    fail(op, "plan must have no shared tiles on Metal: its kernels cannot read them yet.");
+  }
+}
+
 std::vector<bool> flags_of(const PagedAttentionParams& p) {
   return {p.has_qo_indptr != 0, p.has_first_page_offset != 0, p.has_sinks != 0,
           p.logits_soft_cap > 0.0f};
@@ -53,6 +60,7 @@ void run_tiles(MTL::ComputePipelineState* pipeline, const PagedAttentionParams& 
   encoder.set_output_array(*out.out, 12);
   encoder.set_output_array(*out.lse, 13);
   encoder.set_bytes(params, 14);
+  encoder.set_input_array(*in.merge_indptr, 15);
   const int rows = params.max_q_len * (params.num_qo_heads / params.num_kv_heads);
   encoder.dispatch_threadgroups(
       MTL::Size(params.num_kv_heads, ceil_div(rows, rows_per_group), params.num_tiles),
@@ -103,6 +111,7 @@ void merge(const PagedAttentionParams& params, const Bindings& in, const Outputs
 
 void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, Arrays& outputs,
                      const mx::Stream& stream) {
+  check_no_shared_tiles("paged_attention", params);
   for (mx::array& out : outputs) allocate(out);
   if (params.num_tiles == 0) return;
   const Bindings in(params, inputs);
@@ -116,6 +125,7 @@ void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, A
 
 void paged_attention_partial(const PagedAttentionParams& params, const Arrays& inputs,
                              Arrays& outputs, const mx::Stream& stream) {
+  check_no_shared_tiles("paged_attention_partial", params);
   for (mx::array& out : outputs) allocate(out);
   if (params.num_tiles == 0) return;
   const Bindings in(params, inputs);

@@ -22,6 +22,7 @@ void PagedAttention::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   if (params_.has_qo_indptr) in.qo_indptr = inputs[next++].data<int32_t>();
   if (params_.has_first_page_offset) in.first_page_offset = inputs[next++].data<int32_t>();
   if (params_.has_sinks) in.sinks = inputs[next++].data<float>();
+  if (params_.has_token_order) in.token_order = inputs[next++].data<int32_t>();
   auto& encoder = cpu_encode(stream(), inputs, outputs);
   if (partial_) {
     encoder.dispatch(

@@ -64,6 +64,10 @@ PagedAttentionParams make_params(const char* op, const mx::array& q, const mx::a
   check_dtype(op, "tiles", tiles.tiles, mx::int32);
   check_shape(op, "merge_indptr", tiles.merge_indptr, {nnz + 1});
   check_dtype(op, "merge_indptr", tiles.merge_indptr, mx::int32);
+  if (tiles.token_order) {
+    check_ndim(op, "token_order", *tiles.token_order, 1, "[num_shared_tokens]");
+    check_dtype(op, "token_order", *tiles.token_order, mx::int32);
+  }
   if (sinks) check_shape(op, "sinks", *sinks, {heads});
   if (!std::isfinite(options.sm_scale)) {
     fail(op, "sm_scale must be finite, got ", options.sm_scale, ".");
@@ -89,6 +93,7 @@ PagedAttentionParams make_params(const char* op, const mx::array& q, const mx::a
   p.num_partials = tiles.num_partials;
   p.num_groups = tiles.num_groups;
   p.max_q_len = tiles.max_q_len;
+  p.max_chunks = tiles.max_chunks;
   p.window_left = options.window_left;
   p.causal = options.causal ? 1 : 0;
   p.sm_scale_log2 = static_cast<float>(options.sm_scale * 1.4426950408889634);
@@ -97,6 +102,7 @@ PagedAttentionParams make_params(const char* op, const mx::array& q, const mx::a
   p.has_qo_indptr = table.qo_indptr ? 1 : 0;
   p.has_sinks = sinks ? 1 : 0;
   p.has_first_page_offset = table.first_page_offset ? 1 : 0;
+  p.has_token_order = tiles.token_order ? 1 : 0;
   return p;
 }
 
@@ -115,6 +121,7 @@ Arrays make_inputs(const mx::array& q, const mx::array& k_pages, const mx::array
   if (table.qo_indptr) inputs.push_back(row(*table.qo_indptr));
   if (table.first_page_offset) inputs.push_back(row(*table.first_page_offset));
   if (sinks) inputs.push_back(row(mx::astype(*sinks, mx::float32, s)));
+  if (tiles.token_order) inputs.push_back(row(*tiles.token_order));
   return inputs;
 }
 

@@ -23,11 +23,13 @@ struct AttentionTable {
 };
 
 struct AttentionTiles {
-  mx::array tiles;         // (num_tiles, 8)
-  mx::array merge_indptr;  // (num_q + 1) partial rows of each query token
+  mx::array tiles;                       // (num_tiles, 8)
+  mx::array merge_indptr;                // (num_q + 1) partial rows of each query token
+  std::optional<mx::array> token_order;  // query tokens of shared tiles; none: no tile is shared
   int num_partials;
   int num_groups;
   int max_q_len;
+  int max_chunks;
 };
 
 struct AttentionOptions {

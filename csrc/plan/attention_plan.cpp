@@ -156,7 +156,6 @@ class Builder {
     for (int32_t i = 0; i < tile.q_len; ++i) {
       plan_.merge_indptr.push_back(plan_.num_partials + (direct ? 0 : i * chunks));
     }
-    tile.num_chunks = chunks;
     tile.group = direct ? -1 : plan_.num_groups++;
     for (int32_t c = 0; c < chunks; ++c) {
       if (p_.batch_invariant) {
@@ -166,7 +165,7 @@ class Builder {
         tile.page_begin = begin + static_cast<int32_t>(int64_t{pages} * c / chunks);
         tile.page_end = begin + static_cast<int32_t>(int64_t{pages} * (c + 1) / chunks);
       }
-      tile.partial = direct ? -1 : plan_.num_partials + c;
+      tile.chunk = direct ? -1 : c;
       plan_.tiles.push_back(tile);
       costs_.push_back(static_cast<float>(tile.page_end - tile.page_begin) * w);
     }

@@ -138,7 +138,7 @@ template <class T, int N>
 __device__ __forceinline__ void write_state(const PagedAttentionParams& p, const AttentionArrays& a,
                                             const AttentionTile& tile, int i, int head, int d,
                                             MergedState<N> state, bool with_sink) {
-  if (tile.partial < 0) {
+  if (tile.chunk < 0) {
     if (with_sink && p.has_sinks) state.add_sink(a.sinks[head] * kLog2e);
     const int64_t row = static_cast<int64_t>(tile.q_begin + i) * p.num_qo_heads + head;
     Vec<T, N> result;
@@ -148,7 +148,7 @@ __device__ __forceinline__ void write_state(const PagedAttentionParams& p, const
     if (d == 0 && a.lse != nullptr) a.lse[row] = state.lse();
   } else {
     const int64_t row =
-        (static_cast<int64_t>(tile.partial) + static_cast<int64_t>(i) * tile.num_chunks) *
+        static_cast<int64_t>(__ldg(a.merge_indptr + tile.q_begin + i) + tile.chunk) *
             p.num_qo_heads +
         head;
     Vec<float, N> result;
@@ -166,7 +166,7 @@ template <class T>
 __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
                                                 const AttentionArrays& a, const AttentionTile& tile,
                                                 int kv_head) {
-  if (a.counters == nullptr || tile.group < 0 || tile.partial < 0) return;
+  if (a.counters == nullptr || tile.group < 0) return;
   __shared__ bool is_last;
   __shared__ int rows[kMaxTileTokens + 1];
   for (int i = threadIdx.x; i <= tile.q_len; i += blockDim.x) {
@@ -176,18 +176,19 @@ __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
   __syncthreads();
   if (threadIdx.x == 0) {
     int32_t* counter = a.counters + static_cast<int64_t>(tile.group) * p.num_kv_heads + kv_head;
-    is_last = atomicAdd(counter, 1) == tile.num_chunks - 1;
+    is_last = atomicAdd(counter, 1) == rows[1] - rows[0] - 1;
     if (is_last) *counter = 0;  // for the next launch
   }
   __syncthreads();
   if (!is_last) return;
   __threadfence();
+  const int num_chunks = rows[1] - rows[0];
 
   constexpr int N = 4;
   const int group = p.num_qo_heads / p.num_kv_heads, pieces = p.head_dim / N;
   const int64_t row_stride = static_cast<int64_t>(p.num_qo_heads) * p.head_dim;
   AttentionTile direct = tile;
-  direct.partial = -1;
+  direct.chunk = -1;
   for (int item = threadIdx.x; item < tile.q_len * group * pieces; item += blockDim.x) {
     const int d = item % pieces * N, column = item / pieces;
     const int i = column / group, head = kv_head * group + column % group;
@@ -197,9 +198,9 @@ __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
                                          p.num_qo_heads);
     };
     // Few chunks: no arithmetic for rows that are not there. Many: fewer round trips.
-    const auto state = tile.num_chunks <= 4   ? merge.template operator()<4>()
-                       : tile.num_chunks <= 8 ? merge.template operator()<8>()
-                                              : merge.template operator()<16>();
+    const auto state = num_chunks <= 4   ? merge.template operator()<4>()
+                       : num_chunks <= 8 ? merge.template operator()<8>()
+                                         : merge.template operator()<16>();
     write_state<T, N>(p, a, direct, i, head, d, state, true);
   }
 }

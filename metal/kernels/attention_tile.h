@@ -86,11 +86,12 @@ METAL_FUNC float soft_cap(float x, float cap) {
 template <typename T>
 METAL_FUNC void write_state(constant PagedAttentionParams& params, const device AttentionTile& tile,
                             int group_size, int r, int kv_head, int d, MergedElement state,
-                            const device float* sinks, device float* partial_v,
-                            device float* partial_lse, device T* out, device float* lse) {
+                            const device float* sinks, const device int* merge_indptr,
+                            device float* partial_v, device float* partial_lse, device T* out,
+                            device float* lse) {
   const int head = kv_head * group_size + r % group_size;
-  if (tile.partial >= 0) {
-    const size_t row = size_t(tile.partial) + size_t(r / group_size) * size_t(tile.num_chunks);
+  if (tile.chunk >= 0) {
+    const size_t row = size_t(merge_indptr[tile.q_begin + r / group_size] + tile.chunk);
     const size_t at = row * size_t(params.num_qo_heads) + size_t(head);
     partial_v[at * size_t(params.head_dim) + size_t(d)] = state.value;
     if (d == 0) partial_lse[at] = state.lse;

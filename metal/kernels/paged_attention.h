@@ -46,6 +46,7 @@ template <typename T, int D, int R>
     device T* out [[buffer(12)]],                       // [num_q, Hq, D]
     device float* lse [[buffer(13)]],                   // [num_q, Hq] log2
     constant PagedAttentionParams& params [[buffer(14)]],
+    const device int* merge_indptr [[buffer(15)]],  // [num_q + 1]
     uint3 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup_index [[simdgroup_index_in_threadgroup]],
     uint lane_index [[thread_index_in_simdgroup]]) {
@@ -149,8 +150,8 @@ template <typename T, int D, int R>
       }
       MergedElement state{0.0f, -INFINITY};
       if (denominator != 0.0f) state = {numerator / denominator, most + precise::log2(denominator)};
-      write_state(params, tile, view.group_size, first_row + r, kv_head, d, state, sinks, partial_v,
-                  partial_lse, out, lse);
+      write_state(params, tile, view.group_size, first_row + r, kv_head, d, state, sinks,
+                  merge_indptr, partial_v, partial_lse, out, lse);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }

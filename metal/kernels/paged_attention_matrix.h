@@ -85,6 +85,7 @@ template <typename T, int D>
     device T* out [[buffer(12)]],                       // [num_q, Hq, D]
     device float* lse [[buffer(13)]],                   // [num_q, Hq] log2
     constant PagedAttentionParams& params [[buffer(14)]],
+    const device int* merge_indptr [[buffer(15)]],  // [num_q + 1]
     uint3 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   constexpr int kTokens = block_tokens<T, D>();
@@ -233,7 +234,7 @@ template <typename T, int D>
     for (int j = 0; j < 2; ++j) {
       const MergedElement state{sum[b].thread_elements()[j] * inverse, row_lse};
       write_state(params, tile, view.group_size, row, kv_head, b * 8 + cell.col + j, state, sinks,
-                  partial_v, partial_lse, out, lse);
+                  merge_indptr, partial_v, partial_lse, out, lse);
     }
   }
 }

@@ -253,7 +253,7 @@ class EngineLoop:
             try:
                 self.scheduler.append(request, token)
                 if step.plan.alone:
-                    request.suspect = False
+                    self.scheduler.suspects.pop(request, None)
                 if not valid:
                     raise EngineError("the model's logits are NaN, or nothing may be drawn from them")
                 self._generation_tokens += 1
@@ -264,7 +264,7 @@ class EngineLoop:
             if output.finish_reason is not None:
                 self._retire(job, output.finish_reason, keep=True)
             self._send(job, output)
-        if self._config.prefill_progress:
+        if self._config.prefill_progress and step.plan.rows[-1].prefill:  # decode rows come first
             for row in step.plan.rows:
                 request = row.request
                 if row.prefill and not row.sample and request.state is State.RUNNING:
@@ -302,7 +302,7 @@ class EngineLoop:
         for request in list(self.scheduler.running):
             self.scheduler.requeue(request, keep=False)
         for request in involved:
-            request.suspect = True
+            self.scheduler.suspects[request] = None
             request.job.num_scored = len(request.job.prompt_logprobs)
         if len(involved) == 1:
             self._fail(next(iter(involved)).job, error, stage)

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 
 from .grammar import Grammar
 from .outputs import FinishReason, RequestOutput, RequestTimes, TokenLogprob
-from .runner import sampler_key
-from .sampler import RowSampling
+from .sampler import RowEdit
 from .sampling_params import SamplingParams
 from .scheduler.request import Request
 from .scheduler.scheduler import ScheduledRow
 from .text import Detokenizer
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Job:
     """The engine's record of a request; Request.job points to it."""
 
@@ -37,9 +36,14 @@ class Job:
     failure: Exception | None = None
     #: Prompt tokens whose logprobs are computed or under way; the first has none.
     num_scored: int = 1
+    #: Some of its draws depend on more than its parameters: row_edit() knows.
+    edits_rows: bool = field(init=False)
 
-    def sampling(self, row: ScheduledRow) -> RowSampling:
-        """How to draw the token of a row; the grammar's state must be up to date."""
+    def __post_init__(self) -> None:
+        self.edits_rows = self.grammar is not None or self.params.min_tokens > 0
+
+    def row_edit(self, row: ScheduledRow) -> RowEdit:
+        """What the draw of a row has to heed; the grammar's state must be up to date."""
         below = row.draw_index < self.params.min_tokens
         mask = None
         if self.grammar is not None and not self.grammar.finished:
@@ -48,7 +52,7 @@ class Job:
             except Exception as error:
                 self.failure = error
         banned = tuple(self.stop_ids) if below else ()
-        return RowSampling(sampler_key(row.slot), row.draw_index, mask, banned)
+        return RowEdit(mask, banned)
 
     def accept(self, token: int, logprob: TokenLogprob | None) -> RequestOutput:
         """Take a token that the scheduler knows already; returns what to send, finished if it is the last."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from .models.batch import AttentionBatch
 from .ops import AttentionPlan, PageTable, TokenLogprobs, plan_attention, token_logprobs
@@ -20,12 +19,11 @@ from .sampler import Sampler
 from .scheduler.policy import Tick
 from .scheduler.request import Request
 from .scheduler.scheduler import ScheduledRow, StepPlan
+from .step_batch import Int32, ScoredTokens, StepBatcher
 
 if TYPE_CHECKING:
     from .kvcache.pool import KVPool
     from .models.config import ModelConfig
-
-Int32 = npt.NDArray[np.int32]
 
 
 class RunnableModel(Protocol):
@@ -36,19 +34,6 @@ class RunnableModel(Protocol):
     attention_path: str
 
     def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: Any) -> mx.array: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredTokens:
-    """Prompt tokens ``first .. first+count`` of a request, predicted by the tokens before them."""
-
-    request: Request
-    first: int
-    count: int
-
-    @property
-    def targets(self) -> list[int]:
-        return self.request.tokens[self.first : self.first + self.count]
 
 
 @dataclass(slots=True)
@@ -100,6 +85,7 @@ class Runner:
         self._sampler = sampler
         self._outcomes = outcomes
         self._batch_invariant = batch_invariant
+        self._batcher = StepBatcher(kv.page_size)
         self._attention_plan: AttentionPlan | None = None
 
     def submit(self, plan: StepPlan, previous: Step | None) -> Step:
@@ -145,7 +131,16 @@ class Runner:
     def _draw(self, step: Step, logits: mx.array) -> None:
         arrays = [a for _, scores in step.prompt_logprobs for a in scores]
         if step.sampled:
-            drawn = self._sampler(logits, [row.request.job.sampling(row) for row in step.sampled])
+            drawn = self._sampler(
+                logits,
+                [row.slot for row in step.sampled],
+                [row.draw_index for row in step.sampled],
+                {
+                    i: job.row_edit(row)
+                    for i, row in enumerate(step.sampled)
+                    if (job := row.request.job).edits_rows
+                },
+            )
             step.ids, step.valid = drawn.ids, drawn.valid
             arrays += [step.ids, step.valid]
             scores = (drawn.logprobs, drawn.ranks, drawn.top_ids, drawn.top_logprobs)
@@ -193,9 +188,8 @@ class Runner:
         split = request.num_prompt_tokens
         tokens, job = request.tokens, request.job
         # Slots are unique among running requests; a preempted one gives its own up.
-        self._sampler.remove(sampler_key(row.slot))
         self._sampler.add(
-            sampler_key(row.slot),
+            row.slot,
             job.params,
             job.seed,
             prompt_ids=tokens[:split],
@@ -230,51 +224,13 @@ class Runner:
         return both[mx.array(np.array(places, np.int32))]
 
     def _batch(self, plan: StepPlan) -> tuple[AttentionBatch, list[ScoredTokens]]:
-        rows = plan.rows
-        page_size = self._kv.page_size
-        ends = np.fromiter((row.start + row.count for row in rows), np.int32, len(rows))
-        counts = np.fromiter((row.count for row in rows), np.int32, len(rows))
-        num_pages = (ends + (page_size - 1)) // page_size
-        kv_indptr = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(num_pages, out=kv_indptr[1:])
-        kv_indices = np.frombuffer(b"".join([row.pages.tobytes() for row in rows]), np.int32)
-        table = PageTable(kv_indptr, kv_indices, ends - (num_pages - 1) * page_size, page_size)
-        qo_indptr: Int32 | None = None
-        if int(counts.max()) == 1:
-            positions = ends - 1
+        made = self._batcher.batch(plan.rows)
+        if made.qo_indptr is None:
             path = self._model.attention_path
             self._outcomes.count("mlxcel_paged_decode_launches_total", path, self._num_layers)
-        else:
-            qo_indptr = np.zeros(len(rows) + 1, np.int32)
-            np.cumsum(counts, out=qo_indptr[1:])
-            positions = np.arange(qo_indptr[-1], dtype=np.int32) + np.repeat(ends - qo_indptr[1:], counts)
-        logit_rows, scored = self._logit_rows(rows, counts)
-        batch = AttentionBatch(
-            mx.array(positions), table, qo_indptr, self._plan_attention(table, qo_indptr), logit_rows
-        )
-        return batch, scored
-
-    def _logit_rows(
-        self, rows: list[ScheduledRow], counts: Int32
-    ) -> tuple[mx.array | None, list[ScoredTokens]]:
-        """Packed tokens whose logits are wanted, None for all: of sampled rows, then of the scored ones."""
-        last = np.cumsum(counts) - 1
-        wanted = [int(last[i]) for i, row in enumerate(rows) if row.sample]
-        scored: list[ScoredTokens] = []
-        for i, row in enumerate(rows):
-            job = row.request.job
-            if row.prefill and job.params.prompt_logprobs is not None:
-                # The prompt is scored once, not again after a preemption.
-                first = max(row.start + 1, job.num_scored)
-                count = min(row.start + row.count + 1, row.request.num_prompt_tokens) - first
-                if count > 0:
-                    at = int(last[i]) - row.count + first - row.start
-                    wanted += range(at, at + count)
-                    scored.append(ScoredTokens(row.request, first, count))
-                    job.num_scored = first + count
-        if not scored and len(wanted) == int(last[-1]) + 1:
-            return None, scored
-        return mx.array(np.array(wanted, np.int32)), scored
+        attention_plan = self._plan_attention(made.table, made.qo_indptr)
+        batch = AttentionBatch(made.positions, made.table, made.qo_indptr, attention_plan, made.logit_rows)
+        return batch, made.scored
 
     def _score_prompts(self, step: Step, logits: mx.array, scored: Sequence[ScoredTokens]) -> None:
         at = len(step.sampled)
@@ -307,11 +263,6 @@ class Runner:
     @property
     def _num_layers(self) -> int:
         return self._model.config.num_layers
-
-
-def sampler_key(slot: int) -> str:
-    """The name under which the sampler knows the request that runs in a slot."""
-    return str(slot)
 
 
 def _list(array: mx.array) -> list[Any]:

@@ -42,23 +42,17 @@ class Params(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RowSampling:
-    """One row of a step.
+class RowEdit:
+    """What a step asks of one row beyond its request's parameters.
 
     Attributes
     ----------
-    request_id
-        As given to :meth:`Sampler.add`.
-    draw_index
-        Index of the token in the request's output; with the seed it decides the noise.
     mask
         Allowed tokens of a grammar, uint32 words: token ``i`` is bit ``i % 32`` of word ``i // 32``.
     banned
         Tokens that may not be drawn in this step: EOS and stop tokens before ``min_tokens``.
     """
 
-    request_id: str
-    draw_index: int
     mask: npt.NDArray[np.uint32] | None = None
     banned: Sequence[int] = ()
 
@@ -87,7 +81,7 @@ class Sampler:
     vocab_size
         Width of the logits.
     max_rows
-        Most requests at a time.
+        Slots for requests, 0 to ``max_rows - 1``.
     stream
         Where the ops run.
     """
@@ -98,14 +92,14 @@ class Sampler:
         self.vocab_size = vocab_size
         self.max_rows = max_rows
         self._stream = stream
-        self._slots: dict[str, int] = {}
-        self._free = list(range(max_rows - 1, -1, -1))
         self._rows = np.zeros(max_rows, SAMPLE_ROW)
         self._edits = np.full(max_rows, NO_EDIT, EDIT_ROW)
-        self._edited = np.zeros(max_rows, bool)  # slots with bias or penalties
-        self._work = np.zeros(max_rows, np.int8)
-        self._num_top = np.full(max_rows, -1, np.int32)
-        self._bias: dict[int, dict[int, float]] = {}
+        # Lists and sets, not arrays: for the few rows of a step a look at each is faster than a call of numpy.
+        self._work = [0] * max_rows
+        self._bias: list[dict[int, float]] = [{} for _ in range(max_rows)]
+        self._edited: set[int] = set()  # slots with bias or penalties
+        self._penalised: set[int] = set()
+        self._num_top: dict[int, int] = {}  # slots that want logprobs
         self._counts: mx.array | None = None  # [max_rows, vocab_size], made with the first penalty
         #: Steps by what served them: a work of the compiled op, or "mlx" where a kill switch is off.
         self.steps: dict[str, int] = {**dict.fromkeys(_WORK_ORDER, 0), "mlx": 0}
@@ -118,107 +112,115 @@ class Sampler:
 
     def add(
         self,
-        request_id: str,
+        slot: int,
         params: Params,
         seed: int,
         *,
         prompt_ids: Sequence[int] = (),
         output_ids: Sequence[int] = (),
     ) -> None:
-        """Register a request. ``output_ids`` are tokens that it has drawn already, where it comes back."""
-        if request_id in self._slots:
-            raise ValueError(f"[sampler] request {request_id!r} was added before.")
-        if not self._free:
-            raise ValueError(f"[sampler] at most {self.max_rows} requests at a time.")
+        """Give a slot to a request, whoever had it before.
+
+        ``output_ids`` are tokens that it has drawn already, where it comes back.
+        """
+        if not 0 <= slot < self.max_rows:
+            raise ValueError(f"[sampler] slot must be in 0..{self.max_rows - 1}, got {slot}.")
         bias = dict(params.logit_bias or {})
         bad = [t for t in bias if not 0 <= t < self.vocab_size]
         if bad:
             raise ValueError(
                 f"[sampler] logit_bias must name tokens in 0..{self.vocab_size - 1}, got {bad[0]}."
             )
-        slot = self._free.pop()
-        self._slots[request_id] = slot
         values = params.temperature, params.top_k, params.top_p, params.min_p
         self._rows[slot] = (*values, seed, 0)
         self._work[slot] = _WORK_ORDER.index(work_of(*values, self.vocab_size))
-        self._num_top[slot] = -1 if params.logprobs is None else params.logprobs
-        self._edits[slot] = NO_EDIT
         self._bias[slot] = bias
-        self._edited[slot] = bool(bias)
+        for slots in (self._edited, self._penalised):
+            slots.discard(slot)
+        self._num_top.pop(slot, None)
+        if params.logprobs is not None:
+            self._num_top[slot] = params.logprobs
+        self._edits[slot] = NO_EDIT
+        if bias:
+            self._edited.add(slot)
         penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         if penalties != (1.0, 0.0, 0.0):
             self._edits[slot] = (*penalties, slot, -1, 0, 0, 0)
-            self._edited[slot] = True
+            self._edited.add(slot)
+            self._penalised.add(slot)
             self._reset_counts(slot, prompt_ids, output_ids)
 
-    def remove(self, request_id: str) -> None:
-        """Forget a request; unknown ones are ignored."""
-        slot = self._slots.pop(request_id, None)
-        if slot is not None:
-            del self._bias[slot]
-            self._free.append(slot)
+    def __call__(
+        self,
+        logits: mx.array,
+        slots: Sequence[int],
+        draws: Sequence[int],
+        edits: Mapping[int, RowEdit] | None = None,
+    ) -> Sampled:
+        """Draw for ``logits[i]`` as the request in ``slots[i]`` asks; lazy, like every MLX op.
 
-    def __contains__(self, request_id: object) -> bool:
-        return request_id in self._slots
-
-    def __call__(self, logits: mx.array, rows: Sequence[RowSampling]) -> Sampled:
-        """Draw for ``logits[i]`` as ``rows[i]`` asks; lazy, like every MLX op."""
-        if logits.shape != (len(rows), self.vocab_size):
+        Parameters
+        ----------
+        logits
+            ``[len(slots), vocab_size]``.
+        slots
+            As given to :meth:`add`.
+        draws
+            Index of each row's token in its request's output; with the seed it decides the noise.
+        edits
+            Row -> what this step asks of it in addition.
+        """
+        if logits.shape != (len(slots), self.vocab_size):
             raise ValueError(
-                f"[sampler] logits must have shape ({len(rows)}, {self.vocab_size}), got {logits.shape}."
+                f"[sampler] logits must have shape ({len(slots)}, {self.vocab_size}), got {logits.shape}."
             )
-        slots = [self._slots[row.request_id] for row in rows]
-        edited = self._edit(logits, rows, slots)
-        packed = self._rows[slots]
-        packed["draw"] = [row.draw_index for row in rows]
-        work = _WORK_ORDER[self._work[slots].max(initial=0)]
+        edited = logits
+        if edits or not self._edited.isdisjoint(slots):
+            edited = self._edit(logits, slots, edits or {})
+        index = np.array(slots, np.intp)
+        packed = self._rows[index]
+        packed["draw"] = draws
+        work = _WORK_ORDER[max([self._work[slot] for slot in slots], default=0)]
         if self._compiled[work]:
             self.steps[work] += 1
             ids, valid, _ = sample_rows(edited, packed, work, stream=self._stream)
         else:
             self.steps["mlx"] += 1
             ids, valid = _sample_with_mlx_ops(edited, packed, self._stream)
-        self._count(slots, ids)
-        num_top = int(self._num_top[slots].max(initial=-1))
-        if num_top < 0:
+        if not self._penalised.isdisjoint(slots):
+            self._add_counts(mx.array(self._edits["counts_row"][index]), ids)
+        if self._num_top.keys().isdisjoint(slots):
             return Sampled(ids, valid)
+        num_top = max(self._num_top[slot] for slot in slots if slot in self._num_top)
         return Sampled(ids, valid, *token_logprobs(logits, ids, num_top, stream=self._stream))
 
-    def _edit(self, logits: mx.array, rows: Sequence[RowSampling], slots: list[int]) -> mx.array:
-        """The logits that the draw sees: the given ones where no row wants an edit."""
-        if not self._edited[slots].any() and not any(row.banned or row.mask is not None for row in rows):
-            return logits
-        edits = self._edits[slots]
+    def _edit(self, logits: mx.array, slots: Sequence[int], wanted: Mapping[int, RowEdit]) -> mx.array:
+        """The logits that the draw sees."""
+        edits = self._edits[np.array(slots, np.intp)]
         masks: list[npt.NDArray[np.uint32]] = []
         bias_ids: list[int] = []
         bias_values: list[float] = []
-        for i, (row, slot) in enumerate(zip(rows, slots, strict=True)):
-            if row.mask is not None:
+        for i, slot in enumerate(slots):
+            bias, edit = self._bias[slot], wanted.get(i)
+            if edit is not None and edit.mask is not None:
                 edits[i]["mask_row"] = len(masks)
-                masks.append(row.mask)
-            bias = self._bias[slot]
-            if row.banned:
-                bias = {**bias, **dict.fromkeys(row.banned, -np.inf)}
+                masks.append(edit.mask)
+            if edit is not None and edit.banned:
+                bias = {**bias, **dict.fromkeys(edit.banned, -np.inf)}
             if bias:
                 edits[i]["bias_begin"] = len(bias_ids)
                 bias_ids.extend(bias)
                 bias_values.extend(bias.values())
                 edits[i]["bias_end"] = len(bias_ids)
-        counts = self._counts if np.any(edits["counts_row"] >= 0) else None
         return edit_logits(
             logits,
             edits,
             bias_ids=mx.array(np.array(bias_ids, np.int32)),
             bias_values=mx.array(np.array(bias_values, np.float32)),
-            counts=counts,
+            counts=None if self._penalised.isdisjoint(slots) else self._counts,
             masks=mx.array(np.stack(masks)) if masks else None,
             stream=self._stream,
         )
-
-    def _count(self, slots: list[int], ids: mx.array) -> None:
-        rows = self._edits["counts_row"][slots]
-        if self._counts is not None and np.any(rows >= 0):
-            self._add_counts(mx.array(rows), ids)
 
     def _reset_counts(self, slot: int, prompt_ids: Iterable[int], output_ids: Iterable[int]) -> None:
         if self._counts is None:

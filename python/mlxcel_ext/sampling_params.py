@@ -10,10 +10,27 @@ from typing import Literal
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 GRAMMAR_KINDS: tuple[GrammarKind, ...] = ("json_object", "json_schema", "regex", "choice", "grammar")
 
-#: More than this many alternatives a token is refused: they are read back to the host each step.
-MAX_LOGPROBS = 64
-MAX_STOP_STRINGS = 64
 MAX_SEED = 2**64 - 1
+MAX_COUNT = 2**31 - 1
+#: Least and greatest value of each number, for the engine, the server and its OpenAPI document alike.
+#: Alternatives of log-probabilities are read back to the host each step: 64 is what the op returns.
+RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "top_k": (-1, MAX_COUNT),
+    "seed": (0, MAX_SEED),
+    "max_tokens": (1, MAX_COUNT),
+    "min_tokens": (0, MAX_COUNT),
+    "logprobs": (0, 64),
+    "prompt_logprobs": (0, 64),
+    "logit_bias": (-100.0, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (1e-3, 1e3),
+}
+#: Most entries of the lists; each is looked at for every token.
+MAX_STOPS = {"stop": 64, "stop_token_ids": 128}
 
 
 @dataclass(frozen=True)
@@ -95,39 +112,42 @@ class SamplingParams:
 
     def validate(self, vocab_size: int) -> None:
         """Raise a ValueError that names the first bad argument, what came and what is wanted."""
-        _number("temperature", self.temperature, 0.0, 1e4)
-        _number("top_p", self.top_p, 0.0, 1.0)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _integer("top_k", self.top_k, -1, None)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
-        if self.seed is not None:
-            _integer("seed", self.seed, 0, MAX_SEED)
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, None)
-        _integer("min_tokens", self.min_tokens, 0, None)
+        for name in ("temperature", "top_p", "min_p"):
+            _number(name, getattr(self, name))
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+            _number(name, getattr(self, name))
+        _integer("top_k", self.top_k)
+        _integer("min_tokens", self.min_tokens)
+        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name))
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(self, name) or 0) > vocab_size:
+                raise ValueError(
+                    f"[sampling] {name} must not exceed the vocabulary's {vocab_size} tokens; got {getattr(self, name)}."
+                )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"[sampling] min_tokens must not exceed max_tokens; got {self.min_tokens} and {self.max_tokens}."
             )
-        for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            if value is not None:
-                _integer(name, value, 0, min(MAX_LOGPROBS, vocab_size))
-        if len(self.stop) > MAX_STOP_STRINGS or not all(isinstance(s, str) and s for s in self.stop):
-            raise ValueError(
-                f"[sampling] stop must be at most {MAX_STOP_STRINGS} non-empty strings; got {self.stop!r}."
-            )
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0, vocab_size - 1)
-        for token, bias in self.logit_bias.items():
-            _integer("logit_bias", token, 0, vocab_size - 1)
-            _number("logit_bias", bias, -1e4, 1e4)
+        for name, most in MAX_STOPS.items():
+            if len(getattr(self, name)) > most:
+                raise ValueError(
+                    f"[sampling] {name} must have at most {most} entries; got {len(getattr(self, name))}."
+                )
+        if not all(isinstance(stop, str) and stop for stop in self.stop):
+            raise ValueError(f"[sampling] stop must hold non-empty strings; got {self.stop!r}.")
+        for name, tokens in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
+            for token in tokens:
+                _integer(name, token, (0, vocab_size - 1))
+        for bias in self.logit_bias.values():
+            _number("logit_bias", bias)
         if self.grammar is not None:
             self.grammar.validate()
 
 
-def _number(name: str, value: float, low: float, high: float) -> None:
+def _number(name: str, value: float) -> None:
+    low, high = RANGES[name]
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
@@ -137,12 +157,7 @@ def _number(name: str, value: float, low: float, high: float) -> None:
         raise ValueError(f"[sampling] {name} must be a number in [{low:g}, {high:g}]; got {value!r}.")
 
 
-def _integer(name: str, value: int, low: int, high: int | None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or value < low
-        or (high is not None and value > high)
-    ):
-        wanted = f"at least {low}" if high is None else f"in [{low}, {high}]"
-        raise ValueError(f"[sampling] {name} must be an integer {wanted}; got {value!r}.")
+def _integer(name: str, value: int, bounds: tuple[float, float] | None = None) -> None:
+    low, high = bounds or RANGES[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"[sampling] {name} must be an integer in [{low}, {high}]; got {value!r}.")

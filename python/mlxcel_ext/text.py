@@ -49,22 +49,27 @@ class Detokenizer:
             return text
         self._held += text
         if may_stop:
-            found = [(at, i) for i, stop in enumerate(self._stop) if (at := self._held.find(stop)) >= 0]
-            if found:
-                at, i = min(found)
-                self.stopped = self._stop[i]
-                end = at + len(self.stopped) if self._include_stop else at
-                text, self._held = self._held[:end], ""
-                return text
+            for stop in self._stop:
+                if stop in self._held:
+                    return self._end()
         keep = self._length_to_hold() if may_stop else 0
         cut = len(self._held) - keep
         text, self._held = self._held[:cut], self._held[cut:]
+        return text
+
+    def _end(self) -> str:
+        """The text up to the stop string that begins first."""
+        at, i = min((at, i) for i, stop in enumerate(self._stop) if (at := self._held.find(stop)) >= 0)
+        self.stopped = self._stop[i]
+        end = at + len(self.stopped) if self._include_stop else at
+        text, self._held = self._held[:end], ""
         return text
 
     def _length_to_hold(self) -> int:
         """Length of the longest end of the held text that begins a stop string."""
         for length in range(min(self._longest - 1, len(self._held)), 0, -1):
             end = self._held[-length:]
-            if any(stop.startswith(end) for stop in self._stop):
-                return length
+            for stop in self._stop:
+                if stop.startswith(end):
+                    return length
         return 0

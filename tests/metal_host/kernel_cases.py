@@ -139,18 +139,17 @@ class AttentionProblem:
         self.qo_indptr = np.cumsum([0, *qo_len]).astype(np.int32)
         self.q = rng.standard_normal((sum(qo_len), self.hq, self.dim)).astype(np.float32)
         self.last = np.array([(n - 1) % self.page_size + 1 for n in kv_len], np.int32)
-        tiles, self.merge, partial = [], [0], 0
+        tiles, merged = [], [0]
         for r, n in enumerate(qo_len):
             spans = range(0, counts[r], chunk_pages)
-            first = partial if len(spans) > 1 else -1
+            direct = len(spans) == 1
             for c, begin in enumerate(spans):
-                row = first + c if first >= 0 else -1
                 end = min(begin + chunk_pages, counts[r])
-                tiles.append((r, self.qo_indptr[r], n, begin, end, row, len(spans), 0))
-            for _ in range(n):
-                partial += len(spans) if first >= 0 else 0
-                self.merge.append(partial)
-        self.tiles, self.num_partials = np.array(tiles, np.int32), partial
+                tiles.append((r, self.qo_indptr[r], n, begin, end, -1 if direct else c, 0, 0))
+            merged += [0 if direct else len(spans)] * n
+        self.merge = np.cumsum(merged, dtype=np.int32)
+        self.tiles, self.num_partials = np.array(tiles, np.int32), int(self.merge[-1])
+        self.max_chunks = max(merged)
 
     def run(self, source: str, kernel: str, row_block: int, threads: int, seed: int, window: int) -> None:
         num_q, group = len(self.q), self.hq // self.hkv
@@ -159,12 +158,12 @@ class AttentionProblem:
         out, lse = np.full_like(self.q, np.nan), np.full((num_q, self.hq), np.nan, np.float32)
         stride = (self.page_size * self.hkv * self.dim, self.hkv * self.dim, self.dim)
         fields = (num_q, len(self.kv_len), self.hq, self.hkv, self.dim, self.page_size, *stride)
-        fields += (len(self.tiles), self.num_partials, 0, max(self.qo_len), window, 1)
-        fields += (0.125 * 1.4426950408889634, 0.0, F32, 1, 0, 0)
-        params = np.array([fields], "i4,i4,i4,i4,i4,i4,i8,i8,i8,i4,i4,i4,i4,i4,i4,f4,f4,i4,i4,i4,i4")
+        fields += (len(self.tiles), self.num_partials, 0, max(self.qo_len), self.max_chunks, window, 1)
+        fields += (0.125 * 1.4426950408889634, 0.0, F32, 1, 0, 0, 0)
+        params = np.array([fields], "i4,i4,i4,i4,i4,i4,i8,i8,i8,i4,i4,i4,i4,i4,i4,i4,f4,f4,i4,i4,i4,i4,i4")
         inputs = [self.q, self.k, self.v, self.indptr, self.pages, self.last, self.tiles, self.qo_indptr]
         inputs += [self.indptr, np.zeros(self.hq, np.float32)]
-        buffers = dict(enumerate([*inputs, partial_v, partial_lse, out, lse, params]))
+        buffers = dict(enumerate([*inputs, partial_v, partial_lse, out, lse, params, self.merge]))
         rows = max(self.qo_len) * group
         library(source, kernel).run(
             "k", buffers, groups=(self.hkv, -(-rows // row_block), len(self.tiles)), group=(threads,),

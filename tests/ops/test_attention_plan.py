@@ -14,7 +14,7 @@ from mlxcel_ext import PageTable, num_threads, plan_attention, set_num_threads
 from mlxcel_ext.ops import PlanTarget, cpu_target, cuda_target
 from mlxcel_ext.ops.attention_plan import default_target
 
-REQUEST, Q_BEGIN, Q_LEN, PAGE_BEGIN, PAGE_END, PARTIAL, NUM_CHUNKS, GROUP = range(8)
+REQUEST, Q_BEGIN, Q_LEN, PAGE_BEGIN, PAGE_END, CHUNK, SHARED, GROUP = range(8)
 HEADS = {"num_qo_heads": 8, "num_kv_heads": 2}
 
 
@@ -41,8 +41,8 @@ def check_cover(plan, table: PageTable, qo_len: list[int], causal: bool, window_
             assert owner[token] == t[REQUEST]
             seen[token][t[PAGE_BEGIN] : t[PAGE_END]] += 1
             tiles_of[token] += 1
-            if t[PARTIAL] >= 0:
-                row = t[PARTIAL] + i * t[NUM_CHUNKS]
+            if t[CHUNK] >= 0:
+                row = plan.merge_indptr[token] + t[CHUNK]
                 assert partial_owner[row] == -1
                 partial_owner[row] = token
     assert (tiles_of >= 1).all()
@@ -187,7 +187,7 @@ def test_empty_plans():
     assert plan.tiles.shape == (0, 8)
     assert plan.merge_indptr.tolist() == [0]
     plan = plan_attention(table_of([0, 0]), [0, 0, 2], **HEADS)
-    assert plan.tiles[:, [REQUEST, Q_LEN, PAGE_BEGIN, PAGE_END, PARTIAL]].tolist() == [[1, 2, 0, 0, -1]]
+    assert plan.tiles[:, [REQUEST, Q_LEN, PAGE_BEGIN, PAGE_END, CHUNK]].tolist() == [[1, 2, 0, 0, -1]]
 
 
 @pytest.mark.parametrize(

@@ -89,11 +89,36 @@ def test_arrays_of_another_form_are_refused_at_once(values, text):
 def test_a_valid_table_is_checked_once_and_again_for_a_smaller_pool():
     table = good()
     table.validate(10)
-    table.kv_last_page_len = np.array([99, 0, 8], np.int32)
+    table._kv_last_page_len = np.array([99, 0, 8], np.int32)
     table.validate(10)
     table.validate(11)
     with pytest.raises(ValueError, match="kv_last_page_len"):
         table.validate(9)
+
+
+@pytest.mark.parametrize(
+    "field", ["kv_indptr", "kv_indices", "kv_last_page_len", "first_page_offset", "page_size"]
+)
+def test_fields_cannot_be_replaced(field):
+    table = good(first_page_offset=[0, 0, 0])
+    with pytest.raises(AttributeError):
+        setattr(table, field, getattr(table, field))
+
+
+@pytest.mark.parametrize("page_size", [15.9, 16.0, True, "16", None, np.array([16])])
+def test_a_page_size_is_an_integer(page_size):
+    for make in (good, lambda page_size: PageTable.from_pages([[0]], [5], page_size)):
+        with pytest.raises(ValueError, match=r"^\[page_table\] page_size must be an integer, got "):
+            make(page_size=page_size)
+    assert good(page_size=np.int64(8)).page_size == 8
+
+
+def test_a_malformed_table_can_be_printed():
+    assert repr(PageTable([], [], [], 16)) == (
+        "PageTable(malformed: [page_table] kv_indptr must have batch + 1 = 1 elements, got 0.)"
+    )
+    assert "page_size must be a power of two" in repr(good(page_size=12))
+    assert PageTable([], [], [], 16).batch == 0
 
 
 def test_ids_past_the_end_and_lengths_of_empty_requests_are_ignored():
@@ -150,6 +175,33 @@ def test_what_was_checked_is_what_kernels_read():
     np.testing.assert_array_equal(table.kv_indices, [5, 2, 9])
     with pytest.raises(ValueError, match="read-only"):
         table.kv_indices[0] = 3_000_000
+
+
+def test_a_table_one_token_later():
+    table = PageTable.from_pages([[5, 2], [9], [4]], [10, 5, 3], 8, np.array([0, 0, 2]))
+    moved = table
+    for step in range(1, table.room + 1):
+        moved = moved.advance()
+        fresh = PageTable.from_pages([[5, 2], [9], [4]], [10 + step, 5 + step, 3 + step], 8, [0, 0, 2])
+        np.testing.assert_array_equal(moved.kv_len, fresh.kv_len)
+        np.testing.assert_array_equal(moved.slots(), fresh.slots())
+        assert moved.slots_on_device(None, 10).tolist() == fresh.slots().tolist()
+        assert moved.room == fresh.room == 3 - step
+        assert moved.kv_indptr is table.kv_indptr
+    assert table.kv_len.tolist() == [10, 5, 3]
+    with pytest.raises(ValueError, match=r"^\[page_table\] advance: room must be 1 or more, got 0"):
+        moved.advance()
+    with pytest.raises(ValueError, match="room must be 1 or more"):
+        good(kv_last_page_len=[3, 0, 3]).advance()  # a request without a page
+    with pytest.raises(ValueError, match="kv_last_page_len of request 0"):
+        good(kv_last_page_len=[9, 0, 3]).advance()
+
+
+def test_slots_cannot_be_changed():
+    """The next step's are made from them."""
+    for slots in (PageTable.from_pages([[5]], [3], 8).slots(), good().slots([0, 4, 4, 5])):
+        with pytest.raises(ValueError, match="read-only"):
+            slots[0] = 7
 
 
 def test_from_pages_names_what_is_wrong():

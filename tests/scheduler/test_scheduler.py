@@ -321,25 +321,25 @@ def test_a_prompt_that_fills_the_pool_is_not_blocked_by_its_own_cached_tail() ->
 
 def test_a_suspect_runs_alone() -> None:
     driver = Driver(make_scheduler())
-    requests = [driver.add([i, 1, 2], 6) for i in range(3)]
+    for i in range(3):
+        driver.add([i, 1, 2], 6)
     for _ in range(3):
         driver.device.tick()
     while driver.device.in_flight:
         driver.device.read()
     for request in list(driver.scheduler.running):
         driver.scheduler.requeue(request, keep=False)
-        request.suspect = True
+        driver.scheduler.suspects[request] = None
     before = len(driver.device.plans)
-    while any(r.suspect for r in requests):
+    while driver.scheduler.suspects:
         done = driver.device.tick()
         alone = driver.device.plans[before:]
         assert all(len(plan.rows) == 1 for plan in alone)
         for plan in alone:
             if plan.rows[0].sample:
-                plan.rows[0].request.suspect = False
+                driver.scheduler.suspects.pop(plan.rows[0].request, None)
         before = len(driver.device.plans)
-        for request in done:
-            request.suspect = False
+        assert not driver.scheduler.suspects.keys() & set(done)
     driver.run()
     driver.check_answers()
 
@@ -357,6 +357,6 @@ def test_a_suspect_without_pages_waits_for_those_that_run() -> None:
     _, second = driver.add(list(range(6)), 6), driver.add(list(range(10, 16)), 6)
     driver.device.tick()
     assert len(driver.scheduler.running) == 1  # the watermark keeps the second out
-    second.suspect = True
+    driver.scheduler.suspects[second] = None
     driver.run()
     driver.check_answers()

@@ -42,20 +42,57 @@ def collect(parser: ToolParser, pieces: list[str]) -> tuple[str, list[tuple[str,
 CASES = [
     ("hermes", f"Let me see.<tool_call>\n{CALL}\n</tool_call>", "Let me see.", [ARGUMENTS]),
     ("hermes", f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>", "", [ARGUMENTS] * 2),
-    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "weather"}</tool_call> ok', "ok", [{"a": 1}]),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "weather"}</tool_call> ok', " ok", [{"a": 1}]),
+    ("hermes", f"\n<tool_call>{CALL}</tool_call>\nThat was it.\n", "\nThat was it.\n", [ARGUMENTS]),
+    ("hermes", f"<tool_call>{CALL} and {CALL}</tool_call>", f" and {CALL}", [ARGUMENTS]),
+    ("hermes", f"<tool_call>{CALL}\n<tool_call>{CALL}", "", [ARGUMENTS] * 2),
+    ("hermes", f"<tool_call><tool_call>{CALL}</tool_call>", "<tool_call>", [ARGUMENTS]),
+    (
+        "hermes",
+        f"</tool_call> <tool_call>{CALL}</tool_call></tool_call>",
+        "</tool_call> </tool_call>",
+        [ARGUMENTS],
+    ),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {} oops}</tool_call>', " oops}", [{}]),
+    ("hermes", '<tool_call>{"name": "weather", "id": 7, "arguments": {}, "x": "}"}</tool_call>', "", [{}]),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {}, "parameters": {"a": 1}}', "", [{}]),
+    ("hermes", '<tool_call>{"name": "weather", oops', '<tool_call>{"name": "weather", oops', []),
+    ("hermes", '<tool_call>{"name": "weather"', '<tool_call>{"name": "weather"', []),
+    ("hermes", '<tool_call>{"name": "", "arguments": {}}', '<tool_call>{"name": "", "arguments": {}}', []),
+    ("hermes", '<tool_call>{"arguments": "{', '<tool_call>{"arguments": "{', []),
+    ("hermes", "<tool_call>", "<tool_call>", []),
+    ("hermes", "<tool_call>\n ", "<tool_call>\n ", []),
+    ("hermes", " \n", " \n", []),
     ("hermes", '<tool_call>{"name": "weather"}</tool_call>', "", [{}]),
     ("hermes", '<tool_call>{"name":"weather","arguments":"{\\"a\\": 1}"}</tool_call>', "", [{"a": 1}]),
     ("hermes", "a < b, <tool, <tool_cal", "a < b, <tool, <tool_cal", []),
-    ("hermes", "<tool_call>no json", "no json", []),
-    ("hermes", '<tool_call>{"nam', '{"nam', []),
+    ("hermes", "<tool_call>no json</tool_call>", "<tool_call>no json</tool_call>", []),
+    ("hermes", '<tool_call>{"nam', '<tool_call>{"nam', []),
     ("llama3_json", CALL.replace("arguments", "parameters"), "", [ARGUMENTS]),
     ("llama3_json", f"<|python_tag|>{CALL}; {CALL}", "", [ARGUMENTS] * 2),
     ("llama3_json", "It is {fine}.", "It is {fine}.", []),
-    ("llama3_json", ' {"answer": 42}', '{"answer": 42}', []),
+    ("llama3_json", ' {"answer": 42}', ' {"answer": 42}', []),
+    ("llama3_json", f" {CALL}; {CALL} Done; or not", " Done; or not", [ARGUMENTS] * 2),
+    ("llama3_json", f"{CALL};", ";", [ARGUMENTS]),
+    ("llama3_json", f"Sure. <|python_tag|>{CALL}", "Sure. ", [ARGUMENTS]),
+    ("llama3_json", "<|python_tag|>print(1)", "<|python_tag|>print(1)", []),
     ("llama3_json", "<|pyt", "<|pyt", []),
     ("mistral", f"[TOOL_CALLS] [{CALL}, {CALL}]", "", [ARGUMENTS] * 2),
     ("mistral", '[TOOL_CALLS]weather[ARGS]{"a": "}"}[TOOL_CALLS]weather{"a": 2}', "", [{"a": "}"}, {"a": 2}]),
     ("mistral", "text [TOOL_CAL", "text [TOOL_CAL", []),
+    (
+        "mistral",
+        f"[TOOL_CALLS][{CALL}]\n[TOOL_CALLS]weather[CALL_ID]a1[ARGS] {{}} so",
+        " so",
+        [ARGUMENTS, {}],
+    ),
+    ("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", []),
+    ("mistral", "[TOOL_CALLS] [x]", "[TOOL_CALLS] [x]", []),
+    ("mistral", "[TOOL_CALLS] []", "[TOOL_CALLS] []", []),
+    ("mistral", "[TOOL_CALLS]  is what, {I} say", "[TOOL_CALLS]  is what, {I} say", []),
+    ("mistral", "[TOOL_CALLS] {}", "[TOOL_CALLS] {}", []),
+    ("mistral", f"[TOOL_CALLS][{CALL}, and", ", and", [ARGUMENTS]),
+    ("mistral", "[TOOL_CALLS]weather[ARGS]", "[TOOL_CALLS]weather[ARGS]", []),
 ]
 
 
@@ -98,7 +135,38 @@ def test_a_call_reads_the_same_whole_and_by_character(
 def test_any_cut_of_any_text_gives_one_reading(family: str, source: str, cuts: list[int]) -> None:
     edges = sorted({0, len(source), *(min(cut, len(source)) for cut in cuts)})
     pieces = [source[a:b] for a, b in itertools.pairwise(edges)]
-    assert collect(PARSERS[family](), pieces) == collect(PARSERS[family](), [source])
+    text, calls = collect(PARSERS[family](), [source])
+    assert collect(PARSERS[family](), pieces) == (text, calls)
+    if not calls:
+        assert text == source
+
+
+@given(
+    family=st.sampled_from(sorted(PARSERS)),
+    parts=st.lists(
+        st.sampled_from(
+            [
+                "<tool_call>",
+                "</tool_call>",
+                "[TOOL_CALLS]",
+                "<|python_tag|>",
+                CALL,
+                "[",
+                "]",
+                "{",
+                ", ",
+                "; ",
+                "§ ",
+            ]
+        ),
+        max_size=16,
+    ),
+)
+def test_no_word_between_calls_is_lost(family: str, parts: list[str]) -> None:
+    text, calls = collect(PARSERS[family](), ["".join(parts)])
+    said = text + "".join(name + arguments for name, arguments in calls)
+    assert said.count("§") == parts.count("§ ")
+    assert said.count("Ulm") == parts.count(CALL)
 
 
 @pytest.mark.parametrize("family", sorted(PARSERS))

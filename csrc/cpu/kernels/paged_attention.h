@@ -19,6 +19,7 @@ struct AttentionInputs {
   const int32_t* qo_indptr;          // or nullptr
   const int32_t* first_page_offset;  // or nullptr
   const float* sinks;                // or nullptr
+  const int32_t* token_order;        // or nullptr
 };
 
 /// out (num_q, num_qo_heads, head_dim) of params.dtype, lse (num_q, num_qo_heads) f32 log2.

@@ -80,6 +80,8 @@ class TileRun {
           int kv_head)
       : params_(params),
         tile_(tile),
+        tokens_(tile.shared != 0 ? in.token_order + tile.q_begin : nullptr),
+        merge_indptr_(in.merge_indptr),
         kv_head_(kv_head),
         group_(params.num_qo_heads / params.num_kv_heads),
         rows_(tile.q_len * group_),
@@ -96,6 +98,8 @@ class TileRun {
     const int32_t qo_begin = in.qo_indptr != nullptr ? in.qo_indptr[r] : r;
     const int32_t qo_len = in.qo_indptr != nullptr ? in.qo_indptr[r + 1] - qo_begin : 1;
     own_ = kv_end - qo_len + (tile.q_begin - qo_begin);
+    causal_ = params.causal != 0 && tile.shared == 0;
+    window_left_ = tile.shared != 0 ? -1 : params.window_left;
     const int64_t head = int64_t{kv_head} * params.stride_head;
     k_ = static_cast<const T*>(in.k_pages) + head;
     v_ = static_cast<const T*>(in.v_pages) + head;
@@ -130,8 +134,8 @@ class TileRun {
         lse = mem_.m[r] + std::log2(l);
       }
       const int head = kv_head_ * group_ + r % group_;
-      if (tile_.partial >= 0) {
-        const int64_t row = tile_.partial + static_cast<int64_t>(r / group_) * tile_.num_chunks;
+      if (tile_.chunk >= 0) {
+        const int64_t row = merge_indptr_[token(r / group_)] + tile_.chunk;
         const int64_t at = row * params_.num_qo_heads + head;
         std::copy(v, v + dim_, out.v + at * dim_);
         out.v_lse[at] = lse;
@@ -144,16 +148,18 @@ class TileRun {
   }
 
  private:
+  /// The packed query token that the tile's token i is.
+  int32_t token(int i) const { return tokens_ != nullptr ? tokens_[i] : tile_.q_begin + i; }
+
   int64_t q_row(int r) const {
-    return (int64_t{tile_.q_begin} + r / group_) * params_.num_qo_heads + kv_head_ * group_ +
-           r % group_;
+    return int64_t{token(r / group_)} * params_.num_qo_heads + kv_head_ * group_ + r % group_;
   }
 
   /// Tokens [lowest, highest) that query token i of the tile sees, within the tile's span.
   int64_t lowest(int i) const {
-    return params_.window_left < 0 ? begin_ : std::max(begin_, own_ + i - params_.window_left);
+    return window_left_ < 0 ? begin_ : std::max(begin_, own_ + i - window_left_);
   }
-  int64_t highest(int i) const { return params_.causal != 0 ? std::min(end_, own_ + i + 1) : end_; }
+  int64_t highest(int i) const { return causal_ ? std::min(end_, own_ + i + 1) : end_; }
 
   /// Elements from the start of a pool's head to token t of the request.
   int64_t place(int64_t t) const {
@@ -306,13 +312,17 @@ class TileRun {
 
   const PagedAttentionParams& params_;
   const AttentionTile& tile_;
+  const int32_t* tokens_;  // query tokens of a shared tile
+  const int32_t* merge_indptr_;
   int kv_head_, group_, rows_, dim_;
   TileMemory mem_;
   const int32_t* pages_;  // page ids of the request
   int64_t begin_, end_;   // tokens of the tile's span
   int64_t first_;         // the request's first token
   int64_t high_;          // one past the last token that a query of the tile sees
-  int64_t own_;           // the token that the tile's first query is
+  int64_t own_;           // the token that the tile's first query is; unused in shared tiles
+  bool causal_;
+  int window_left_;
   const T* k_;
   const T* v_;
   const T* q_in_;

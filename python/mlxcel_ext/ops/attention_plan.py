@@ -91,8 +91,8 @@ class AttentionPlan:
     Attributes
     ----------
     tiles : numpy.ndarray
-        int32 ``[num_tiles, 8]``, longest first: request, q_begin, q_len, page_begin, page_end, partial,
-        num_chunks, group (csrc/params/paged_attention.h).
+        int32 ``[num_tiles, 8]``, longest first: request, q_begin, q_len, page_begin, page_end, chunk,
+        shared, group (csrc/params/paged_attention.h).
     merge_indptr : numpy.ndarray
         int32 ``[num_q + 1]``, the partial rows of each query token; an empty range: its tile writes the output.
     num_partials : int
@@ -194,7 +194,13 @@ class AttentionPlan:
         if self._on_device is None:
             p = self._plan
             self._on_device = _ext.AttentionTiles(
-                mx.array(p.tiles), mx.array(p.merge_indptr), p.num_partials, p.num_groups, p.max_q_len
+                mx.array(p.tiles),
+                mx.array(p.merge_indptr),
+                None,
+                p.num_partials,
+                p.num_groups,
+                p.max_q_len,
+                p.max_chunks,
             )
         return self._on_device
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -12,6 +11,8 @@ import numpy.typing as npt
 from .. import _ext
 
 Int32 = npt.NDArray[np.int32]
+
+_INT32_MAX = 2**31 - 1
 
 
 def as_int32(op: str, name: str, value: npt.ArrayLike) -> Int32:
@@ -25,9 +26,16 @@ def as_int32(op: str, name: str, value: npt.ArrayLike) -> Int32:
         raise ValueError(
             f"[{op}] {name} must be integers of one dimension, got {a.dtype} of shape {a.shape}."
         )
-    if a.size and (a.max() > np.iinfo(np.int32).max or a.min() < np.iinfo(np.int32).min):
+    if a.size and (a.max() > _INT32_MAX or a.min() < -_INT32_MAX - 1):
         raise ValueError(f"[{op}] {name} must fit int32, got values from {a.min()} to {a.max()}.")
     return np.ascontiguousarray(a, np.int32)
+
+
+def as_int(op: str, name: str, value: object) -> int:
+    """``value`` as an int; ValueError where it is none: a float, a bool, an array."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"[{op}] {name} must be an integer, got {value!r}.")
+    return int(value)
 
 
 def check_indptr(op: str, name: str, indptr: Int32, batch: int) -> None:
@@ -77,15 +85,18 @@ class PageTable:
     """
 
     __slots__ = (
+        "_attention_table",
         "_checked_pages",
         "_device",
+        "_first_page_offset",
+        "_kv_indices",
+        "_kv_indptr",
+        "_kv_last_page_len",
         "_kv_len",
+        "_page_size",
+        "_room",
         "_slots",
-        "first_page_offset",
-        "kv_indices",
-        "kv_indptr",
-        "kv_last_page_len",
-        "page_size",
+        "_slots_on_device",
     )
 
     def __init__(
@@ -96,17 +107,40 @@ class PageTable:
         page_size: int,
         first_page_offset: npt.ArrayLike | None = None,
     ) -> None:
-        self.kv_indptr = _frozen("kv_indptr", kv_indptr)
-        self.kv_indices = _frozen("kv_indices", kv_indices)
-        self.kv_last_page_len = _frozen("kv_last_page_len", kv_last_page_len)
-        self.first_page_offset = (
+        self._kv_indptr = _frozen("kv_indptr", kv_indptr)
+        self._kv_indices = _frozen("kv_indices", kv_indices)
+        self._kv_last_page_len = _frozen("kv_last_page_len", kv_last_page_len)
+        self._first_page_offset = (
             None if first_page_offset is None else _frozen("first_page_offset", first_page_offset)
         )
-        self.page_size = int(page_size)
+        self._page_size = as_int("page_table", "page_size", page_size)
         self._checked_pages: int | None = None
         self._kv_len: Int32 | None = None
-        self._device: dict[Any, Any] = {}
-        self._slots: tuple[Int32 | None, mx.array] | None = None
+        self._room: int | None = None
+        self._slots: Int32 | None = None  # of decode
+        self._device: dict[str, mx.array] = {}
+        self._slots_on_device: tuple[Int32 | None, mx.array] | None = None
+        self._attention_table: tuple[Int32 | None, _ext.AttentionTable] | None = None
+
+    @property
+    def kv_indptr(self) -> Int32:
+        return self._kv_indptr
+
+    @property
+    def kv_indices(self) -> Int32:
+        return self._kv_indices
+
+    @property
+    def kv_last_page_len(self) -> Int32:
+        return self._kv_last_page_len
+
+    @property
+    def first_page_offset(self) -> Int32 | None:
+        return self._first_page_offset
+
+    @property
+    def page_size(self) -> int:
+        return self._page_size
 
     @classmethod
     def from_pages(
@@ -120,13 +154,14 @@ class PageTable:
 
         A request must have exactly the pages that its tokens need; ValueError otherwise.
         """
+        page_size = as_int("page_table", "page_size", page_size)
         if page_size < 1:
             raise ValueError(f"[page_table] page_size must be a power of two from 1 to 256, got {page_size}.")
         if len(pages) != len(kv_len):
             raise ValueError(
                 f"[page_table] pages and kv_len must have one entry a request, got {len(pages)} and {len(kv_len)}."
             )
-        offsets = first_page_offset or [0] * len(pages)
+        offsets = [0] * len(pages) if first_page_offset is None else first_page_offset
         last = []
         for r, (ids, n, offset) in enumerate(zip(pages, kv_len, offsets, strict=True)):
             wanted = -(-(n + offset) // page_size) if n > 0 else 0
@@ -141,6 +176,10 @@ class PageTable:
         return cls(indptr, indices, last, page_size, first_page_offset)
 
     def __repr__(self) -> str:
+        try:
+            self.validate()
+        except ValueError as error:
+            return f"PageTable(malformed: {error})"
         return (
             f"PageTable(batch={self.batch}, pages={int(self.kv_indptr[-1])}, page_size={self.page_size}, "
             f"tokens={int(self.kv_len.sum())})"
@@ -149,12 +188,12 @@ class PageTable:
     @property
     def batch(self) -> int:
         """Number of requests."""
-        return self.kv_indptr.size - 1
+        return self._kv_last_page_len.size
 
     @property
     def num_pages(self) -> Int32:
         """int32 ``[batch]``, pages of each request."""
-        return np.diff(self.kv_indptr)
+        return self._kv_indptr[1:] - self._kv_indptr[:-1]
 
     @property
     def kv_len(self) -> Int32:
@@ -175,7 +214,7 @@ class PageTable:
         ValueError
             Naming the request and the field. A table that passed is not checked again.
         """
-        limit = np.iinfo(np.int32).max if num_pages is None else num_pages
+        limit = _INT32_MAX if num_pages is None else num_pages
         if self._checked_pages is not None and self._checked_pages <= limit:
             return
         op = "page_table"
@@ -188,29 +227,68 @@ class PageTable:
             raise ValueError(
                 f"[{op}] kv_indices must have kv_indptr[-1] = {used} ids, got {self.kv_indices.size}."
             )
-        if used * size > np.iinfo(np.int32).max:
+        if used * size > _INT32_MAX:
             raise ValueError(f"[{op}] a batch must have less than 2^31 tokens, got {used} pages of {size}.")
-        pages = self.num_pages
-        owns = pages > 0
         last = self.kv_last_page_len
-        _check_requests(owns & ((last < 1) | (last > size)), "kv_last_page_len", last, f"in 1..{size}")
+        # Of 1 to size, and nothing else, the predecessor has neither a bit of size or above nor a sign.
+        wrong = (last - 1) & -size
+        if wrong.any():
+            owns = self.num_pages > 0
+            _check_requests(owns & (wrong != 0), "kv_last_page_len", last, f"in 1..{size}")
         offset = self.first_page_offset
         if offset is not None:
             if offset.size != batch:
                 raise ValueError(f"[{op}] first_page_offset must have {batch} elements, got {offset.size}.")
+            pages = self.num_pages
             room = np.where(pages == 1, last, size)
             wanted = "0 or more and less than the first page's tokens"
-            _check_requests(owns & ((offset < 0) | (offset >= room)), "first_page_offset", offset, wanted)
+            _check_requests(
+                (pages > 0) & ((offset < 0) | (offset >= room)), "first_page_offset", offset, wanted
+            )
         ids = self.kv_indices[:used]
-        bad = (ids < 0) | (ids >= limit)
-        if bad.any():
-            i = int(bad.argmax())
+        most = int(ids.view(np.uint32).max(initial=0))  # negative ids are the largest
+        if used and most >= limit:
+            i = int((ids.view(np.uint32) >= limit).argmax())
             r = int(np.searchsorted(self.kv_indptr, i, "right")) - 1
             raise ValueError(
                 f"[{op}] kv_indices of request {r} must be page ids in 0..{limit - 1}, got {ids[i]} at its "
                 f"page {i - self.kv_indptr[r]}."
             )
-        self._checked_pages = int(ids.max()) + 1 if used else 0
+        self._checked_pages = most + 1 if used else 0
+
+    @property
+    def room(self) -> int:
+        """Tokens that fit into the last page of every request; 0 where a request has no page."""
+        if self._room is None:
+            self.validate()
+            most = int(self._kv_last_page_len.max(initial=0))
+            self._room = self._page_size - most if (self.num_pages > 0).all() else 0
+        return self._room
+
+    def advance(self) -> PageTable:
+        """The table of the next decode step: one token more for each request, in the page that is its last.
+
+        What stays the same is shared with this table, checks and device arrays included. ValueError where
+        ``room`` is 0.
+        """
+        if self.room < 1:
+            raise ValueError(
+                f"[page_table] advance: room must be 1 or more, got {self.room}: a page is full."
+            )
+        table = PageTable.__new__(PageTable)
+        table._kv_indptr = self._kv_indptr
+        table._kv_indices = self._kv_indices
+        table._kv_last_page_len = _read_only(self._kv_last_page_len + 1)
+        table._first_page_offset = self._first_page_offset
+        table._page_size = self._page_size
+        table._checked_pages = self._checked_pages
+        table._kv_len = None
+        table._room = self.room - 1
+        table._slots = None if self._slots is None else _read_only(self._slots + 1)
+        table._device = {name: a for name, a in self._device.items() if name != "kv_last_page_len"}
+        table._slots_on_device = None
+        table._attention_table = None
+        return table
 
     def slots(self, qo_indptr: npt.ArrayLike | None = None) -> Int32:
         """Flat slots ``page * page_size + offset`` of the new tokens, the last ``qo_len`` of each request.
@@ -231,61 +309,83 @@ class PageTable:
             Where a request has more new tokens than tokens, or a slot does not fit int32.
         """
         self.validate()
-        ends = self.kv_indptr[1:].astype(np.int64) * self.page_size
-        ends += self.kv_last_page_len - self.page_size  # flat places in kv_indices * page_size
         if qo_indptr is None:
-            counts: Any = 1
-            places = ends - 1
-        else:
-            indptr = as_int32("page_table", "qo_indptr", qo_indptr)
-            check_indptr("page_table", "qo_indptr", indptr, self.batch)
-            counts = np.diff(indptr)
-            places = np.repeat(ends - indptr[1:], counts) + np.arange(indptr[-1])
+            if self._slots is None:
+                self._slots = self._decode_slots()
+            return self._slots
+        indptr = as_int32("page_table", "qo_indptr", qo_indptr)
+        check_indptr("page_table", "qo_indptr", indptr, self.batch)
+        counts = np.diff(indptr)
         lacking = self.kv_len < counts
         if lacking.any():
             r = int(lacking.argmax())
-            n = counts if qo_indptr is None else counts[r]
             raise ValueError(
-                f"[page_table] qo_indptr: request {r} has {n} new tokens, but only {self.kv_len[r]} tokens."
+                f"[page_table] qo_indptr: request {r} has {counts[r]} new tokens, but only {self.kv_len[r]} tokens."
             )
-        pages = self.kv_indices[places // self.page_size].astype(np.int64)
-        slots = pages * self.page_size + places % self.page_size
-        if slots.size and slots.max() > np.iinfo(np.int32).max:
-            raise ValueError(f"[page_table] slots must fit int32, got {slots.max()}.")
-        return slots.astype(np.int32)
+        size = self._page_size
+        ends = self._kv_indptr[1:] * size + (
+            self._kv_last_page_len - size
+        )  # flat places in kv_indices * page_size
+        places = np.repeat(ends - indptr[1:], counts) + np.arange(indptr[-1], dtype=np.int32)
+        return self._slots_of(self._kv_indices[places // size], places % size)
+
+    def _decode_slots(self) -> Int32:
+        lacking = self.num_pages == 0
+        if lacking.any():
+            r = int(lacking.argmax())
+            raise ValueError(f"[page_table] qo_indptr: request {r} has 1 new tokens, but only 0 tokens.")
+        return self._slots_of(self._kv_indices[self._kv_indptr[1:] - 1], self._kv_last_page_len - 1)
+
+    def _slots_of(self, pages: Int32, offsets: Int32) -> Int32:
+        assert self._checked_pages is not None
+        if self._checked_pages * self._page_size > _INT32_MAX:
+            slots = pages.astype(np.int64) * self._page_size + offsets
+            if slots.size and slots.max() > _INT32_MAX:
+                raise ValueError(f"[page_table] slots must fit int32, got {slots.max()}.")
+            return _read_only(slots.astype(np.int32))
+        return _read_only(pages * self._page_size + offsets)
 
     def slots_on_device(self, qo_indptr: Int32 | None, num_pages: int) -> mx.array:
         """``slots`` as an mx.array, made once for one ``qo_indptr`` object; checks ids against the pool."""
         self.validate(num_pages)
-        slots = self._slots
-        if slots is None or slots[0] is not qo_indptr:
-            slots = self._slots = (qo_indptr, mx.array(self.slots(qo_indptr)))
-        return slots[1]
+        made = self._slots_on_device
+        if made is None or made[0] is not qo_indptr:
+            made = self._slots_on_device = (qo_indptr, mx.array(self.slots(qo_indptr)))
+        return made[1]
 
     def on_device(self, qo_indptr: Int32 | None = None) -> _ext.AttentionTable:
         """The device arrays that attention reads, made once (for one ``qo_indptr`` object)."""
-        table, used = self._device.get("table"), self._device.get("qo_indptr")
-        if table is None or used is not qo_indptr:
+        made = self._attention_table
+        if made is None or made[0] is not qo_indptr:
             table = _ext.AttentionTable(
-                *(self._array(name) for name in ("kv_indptr", "kv_indices", "kv_last_page_len")),
+                self._array("kv_indptr", self._kv_indptr),
+                self._array("kv_indices", self._kv_indices),
+                self._array("kv_last_page_len", self._kv_last_page_len),
                 None if qo_indptr is None else mx.array(qo_indptr),
-                None if self.first_page_offset is None else self._array("first_page_offset"),
+                None
+                if self._first_page_offset is None
+                else self._array("first_page_offset", self._first_page_offset),
             )
-            self._device["table"], self._device["qo_indptr"] = table, qo_indptr
-        return table
+            made = self._attention_table = (qo_indptr, table)
+        return made[1]
 
-    def _array(self, name: str) -> mx.array:
-        if name not in self._device:
-            self._device[name] = mx.array(getattr(self, name))
-        return self._device[name]
+    def _array(self, name: str, host: Int32) -> mx.array:
+        made = self._device.get(name)
+        if made is None:
+            made = self._device[name] = mx.array(host)
+        return made
+
+
+def _read_only(a: Int32) -> Int32:
+    a.flags.writeable = False
+    return a
 
 
 def _frozen(name: str, value: npt.ArrayLike) -> Int32:
     """``value`` as int32 that nobody can change any more: what validate() has checked is what kernels read."""
     a = as_int32("page_table", name, value)
     if a.flags.writeable:
-        a = a.copy() if isinstance(value, np.ndarray) else a
-        a.flags.writeable = False
+        return _read_only(a.copy() if isinstance(value, np.ndarray) else a)
     return a
 
 

@@ -46,8 +46,6 @@ class Request:
     #: Tokens adopted from the prefix cache when it was first admitted; None before that.
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
-    #: It took part in a failed step, and runs alone until a step of its own succeeds.
-    suspect: bool = False
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.tokens)

@@ -109,6 +109,8 @@ class Scheduler:
         self.watermark_pages = math.ceil(watermark * allocator.num_pages)
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # sorted by queue_key
+        #: They took part in a failed step: each runs alone until the caller clears it, by taking it out of here.
+        self.suspects: dict[Request, None] = {}
         self.stats = SchedulerStats()
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._since_grant = 0
@@ -146,6 +148,7 @@ class Scheduler:
             self.waiting.remove(request)
             self._blocked_at = -1
         request.state = State.FINISHED
+        self.suspects.pop(request, None)
         self._release(request, keep=keep)
 
     def requeue(self, request: Request, *, keep: bool) -> None:
@@ -186,15 +189,19 @@ class Scheduler:
         """Plan the next step, or None where nothing can run (before the submitted steps are read)."""
         if self.tree is not None:
             self.tree.begin_step()
-        suspect = next((r for r in (*self.running, *self.waiting) if r.suspect), None)
-        if suspect is not None:
+        if self.suspects:
+            suspect = min(self.suspects, key=lambda r: (r.state is not State.RUNNING, r.queue_key))
             plan = self._schedule_alone(suspect)
             if plan is not None or suspect.state is not State.WAITING or suspect.num_unread:
                 return plan
             # Too few pages: those that run, and are cleared, go on until they release some.
             return self._schedule_running()
-        decoding = [r for r in self.running if r.can_decode]
-        parked = [r for r in self.running if r.prefilling]
+        decoding, parked = [], []
+        for request in self.running:
+            if request.prefilling:
+                parked.append(request)
+            elif request.can_decode:
+                decoding.append(request)
         state = TickState(
             decoding=len(decoding),
             parked=len(parked),
@@ -260,36 +267,31 @@ class Scheduler:
     # -- decode rows -------------------------------------------------------------------------------------
 
     def _add_decode_rows(self, plan: StepPlan, decoding: list[Request]) -> None:
-        planned: dict[Request, None] = {}
-        size = self.page_size
+        size, running = self.page_size, State.RUNNING
         for request in decoding:
-            if request.num_scheduled < len(request.pages) * size:
-                if request.state is State.RUNNING:
-                    planned[request] = None
             # The state is not RUNNING any more where the request was preempted for a row before it.
-            elif request.state is State.RUNNING and self._reserve_next(request, planned):
-                planned[request] = None
-        for request in planned:
+            if request.num_scheduled == len(request.pages) * size and request.state is running:
+                self._reserve_next(request)
+        for request in decoding:
+            if request.state is not running:
+                continue
             start = request.num_scheduled
             request.num_scheduled = start + 1
             pages = request.pages[: start // size + 1]
             draw_index = len(request.tokens) + request.num_unread - request.num_prompt_tokens
             plan.rows.append(ScheduledRow(request, start, 1, pages, True, draw_index, False, request.slot))
 
-    def _reserve_next(self, request: Request, planned: dict[Request, None]) -> bool:
-        """Take the page of the next token; preempts where none is free."""
-        while True:
+    def _reserve_next(self, request: Request) -> None:
+        """Take the page of the next token; where none is free, preempt, if need be the request itself."""
+        while request.state is State.RUNNING:
             pages = self._take_pages(1)
             if pages is not None:
                 request.pages.extend(pages)
-                return True
+                return
             victim = max(self.running, key=_preemption_key)
-            planned.pop(victim, None)
             self.stats.preemptions += 1
             victim.num_preemptions += 1
             self.requeue(victim, keep=True)
-            if victim is request:
-                return False
 
     def _take_pages(self, count: int) -> list[int] | None:
         missing = count - self.allocator.num_free

@@ -130,8 +130,6 @@ class _Job:
         max_tokens = (
             request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         )
-        if max_tokens == 0:
-            raise bad_request("max_tokens must be at least 1", "max_tokens", "invalid_value")
         check_length(state, self.prompt_ids, max_tokens)
         parsers = [self._parser(forced is not None) for _ in range(request.n or 1)]
         params = sampling_params(

@@ -55,32 +55,30 @@ class CallDelta:
 class CallScanner:
     """Reads {"name": ..., "arguments" or "parameters": {...}} and hands the arguments on as they arrive.
 
-    `failed` is set where the text cannot be such an object, or ended as one without a name; `raw` then
-    is the text to show instead. Arguments that come before the name wait for it.
+    The name is handed out with the first of the arguments, or where the object ends without any: until then
+    the text may turn out not to be a call, and shows as it was. `failed` says that the last character
+    cannot follow; it is not part of the call.
     """
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.raw = ""
         self.done = False
         self.failed = False
-        self.named = False
+        self.told = False  # a delta has gone out: this is a call
         self._step = self._before
         self._field = ""
         self._value = ""
         self._end = ValueEnd()
-        self._waiting = ""
-        self._has_arguments = False
+        self._name = ""
+        self._waiting = ""  # arguments that came before the name
+        self._arguments_ended = False
 
     def feed(self, char: str) -> list[CallDelta]:
         """Deltas that this character completes."""
-        self.raw += char
         return self._step(char)
 
     def _fail(self) -> list[CallDelta]:
-        # A call whose name went out cannot be taken back: it ends here with the arguments it has.
-        self.done = True
-        self.failed = not self.named
+        self.failed = True
         return []
 
     def _before(self, char: str) -> list[CallDelta]:
@@ -94,11 +92,9 @@ class CallScanner:
         """After an opening brace, a comma or a value."""
         if char == '"':
             self._step, self._field = self._in_field, ""
-        elif char == "}":
+        elif char == "}" and self._name:
             self.done = True
-            self.failed = not self.named
-            if self.named and not self._has_arguments:
-                return [CallDelta(self.index, None, "{}")]
+            return [] if self.told else self._tell("{}")
         elif char != "," and char not in _SPACE:
             return self._fail()
         return []
@@ -125,24 +121,27 @@ class CallScanner:
         if verdict != "past":
             self._value += char
             if self._is_arguments() and self._value[0] != '"':
-                deltas += self._emit_arguments(char)
+                deltas += self._tell(char)
         if verdict == "more":
             return deltas
         self._step = self._between
         deltas += self._end_of_value()
-        return deltas + (self._between(char) if verdict == "past" and not self.done else [])
+        return deltas + (self._between(char) if verdict == "past" else [])
 
     def _is_arguments(self) -> bool:
-        return self._field in ("arguments", "parameters")
+        return self._field in ("arguments", "parameters") and not self._arguments_ended
 
     def _end_of_value(self) -> list[CallDelta]:
-        if self._is_arguments() and self._value[:1] == '"':
+        if self._is_arguments():
+            self._arguments_ended = True
+            if self._value[:1] != '"':
+                return []
             # Arguments that the model quoted as a string of JSON: unquoted once the string is whole.
             try:
-                return self._emit_arguments(json.loads(self._value))
+                return self._tell(json.loads(self._value))
             except ValueError:
-                return self._emit_arguments(self._value)
-        if self._field != "name" or self.named:
+                return self._tell(self._value)
+        if self._field != "name" or self._name:
             return []
         try:
             name = json.loads(self._value)
@@ -150,13 +149,13 @@ class CallScanner:
             name = None
         if not isinstance(name, str) or not name:
             return self._fail()
-        self.named = True
-        waiting, self._waiting = self._waiting, ""
-        return [CallDelta(self.index, name, waiting)]
+        self._name = name
+        return self._tell("") if self._waiting else []
 
-    def _emit_arguments(self, text: str) -> list[CallDelta]:
-        self._has_arguments = True
-        if self.named:
-            return [CallDelta(self.index, None, text)]
-        self._waiting += text
-        return []
+    def _tell(self, text: str) -> list[CallDelta]:
+        if not self._name:
+            self._waiting += text
+            return []
+        name = None if self.told else self._name
+        self.told, text, self._waiting = True, self._waiting + text, ""
+        return [CallDelta(self.index, name, text)]

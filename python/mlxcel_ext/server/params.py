@@ -21,8 +21,6 @@ def sampling_params(
 ) -> SamplingParams:
     """The request's parameters with OpenAI's defaults for what is absent or null."""
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    if "" in stop:
-        raise bad_request("stop must not hold an empty string", "stop", "invalid_value")
     min_tokens = request.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise bad_request(

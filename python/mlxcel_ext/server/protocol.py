@@ -1,7 +1,7 @@
 """Request bodies of the API. null means the default, unknown fields are ignored, a wrong type is a 400.
 
-Ranges that OpenAI's API fixes are part of the types, so the OpenAPI document states them; ranges that
-depend on the model (vocabulary, context) are checked by the engine.
+Ranges are part of the types, so the OpenAPI document states them, and are the engine's own (RANGES); what
+depends on the model (vocabulary, context) is checked by the engine.
 """
 
 from __future__ import annotations
@@ -11,17 +11,22 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-# 64-bit seeds; token ids and counts are int32 in the engine.
+from ..sampling_params import MAX_COUNT, MAX_STOPS, RANGES
+
+
+def _range(name: str) -> Meta:
+    low, high = RANGES[name]
+    return Meta(ge=low, le=high)
+
+
+# Both ways of writing 64 bits: a negative seed is its two's complement.
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+StopString = Annotated[str, Meta(min_length=1)]
+Count = Annotated[int, _range("min_tokens")]
+Positive = Annotated[int, _range("max_tokens")]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Choices = Annotated[int, Meta(ge=1, le=128)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Probability = Annotated[float, Meta(ge=0, le=1)]
-Bias = Annotated[float, Meta(ge=-100, le=100)]
-TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
-StopList = Annotated[list[str], Meta(max_length=16)]
+TopLogprobs = Annotated[int, _range("logprobs")]
 
 
 class StreamOptions(Struct):
@@ -54,24 +59,23 @@ class GenerationRequest(Struct, kw_only=True):
     """What completions and chat completions have in common."""
 
     model: str | None = None
-    max_tokens: Count | None = None
     min_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Probability | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Probability | None = None
+    temperature: Annotated[float, _range("temperature")] | None = None
+    top_p: Annotated[float, _range("top_p")] | None = None
+    top_k: Annotated[int, _range("top_k")] | None = None
+    min_p: Annotated[float, _range("min_p")] | None = None
     seed: Seed | None = None
     n: Choices | None = None
-    stop: str | StopList | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS["stop"])] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOPS["stop_token_ids"])] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
-    logit_bias: dict[str, Bias] | None = None
-    prompt_logprobs: TopLogprobs | None = None
+    presence_penalty: Annotated[float, _range("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, _range("frequency_penalty")] | None = None
+    repetition_penalty: Annotated[float, _range("repetition_penalty")] | None = None
+    logit_bias: dict[str, Annotated[float, _range("logit_bias")]] | None = None
+    prompt_logprobs: Annotated[int, _range("prompt_logprobs")] | None = None
     structured_outputs: StructuredOutputs | None = None
     response_format: ResponseFormat | None = None
     stream: bool | None = None
@@ -87,9 +91,10 @@ Prompt = str | list[str | int | list[int]]
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """Body of POST /v1/completions. prompt is text, token ids, or a list of either."""
+    """Body of POST /v1/completions. prompt is text, token ids, or a list of either; max_tokens 0 scores it alone."""
 
     prompt: Prompt
+    max_tokens: Count | None = None
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
     best_of: Choices | None = None
@@ -147,7 +152,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-    max_completion_tokens: Count | None = None
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tools: Annotated[list[Tool], Meta(max_length=512)] | None = None

@@ -1,12 +1,13 @@
 """Tool calls in the text of a model: parsers of the served families, and schemas for forced calls.
 
 A parser is fed the text as it streams and hands out text and call deltas; text that may yet turn out
-to be a marker is held back. A call that cannot be read comes out as the text it was.
+to be a marker or a call is held back. A call that cannot be read comes out as the text it was.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ _SPACE = " \t\r\n"
 
 def held_back(text: str, markers: tuple[str, ...]) -> int:
     """Length of the longest end of text that begins one of the markers."""
-    longest = max(map(len, markers)) - 1
+    longest = max(map(len, markers), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(marker.startswith(text[-length:]) for marker in markers):
             return length
@@ -29,7 +30,11 @@ def held_back(text: str, markers: tuple[str, ...]) -> int:
 
 
 class ToolParser:
-    """Base: plain text until a marker, then calls until the subclass says that they end."""
+    """Base: plain text until a marker, then calls until the subclass says that they end.
+
+    Nothing that the model said is lost: what belongs to no call is text. What a format writes around its
+    calls is dropped: markers, separators between two calls, white space at their edges.
+    """
 
     markers: tuple[str, ...] = ()
     #: The marker is a special token of the family, which decoding would drop.
@@ -40,6 +45,11 @@ class ToolParser:
         self._text = ""
         self._scanner: CallScanner | None = None
         self._inside = False
+        #: What was read since the last delta and is text where no call comes of it.
+        self._unread = ""
+        #: Nothing but white space has come since the start or the last call.
+        self._at_edge = True
+        self._calls_before = 0  # this marker
 
     @staticmethod
     def call_id() -> str:
@@ -50,112 +60,124 @@ class ToolParser:
         deltas: list[Delta] = []
         for char in text:
             deltas += self._in_calls(char) if self._inside else self._in_text(char)
-        return _merged(deltas + self._flush_text())
+        if not self._inside:
+            deltas += self._plain(held_back(self._text, self.markers))
+        return _merged(deltas)
 
     def finish(self) -> list[Delta]:
         """What was held back at the end of the text."""
-        rest, self._text = self._text, ""
-        if self._scanner is not None and not self._scanner.named:
-            rest += self._scanner.raw
-        self._scanner = None
-        return [rest] if rest else []
+        self._text, self._unread = self._unread + self._text, ""
+        self._at_edge &= self.calls > 0  # white space alone is an answer too
+        return self._plain(0)
 
     def _in_text(self, char: str) -> list[Delta]:
         self._text += char
         for marker in self.markers:
             if self._text.endswith(marker):
-                before = self._text.removesuffix(marker)
-                self._text, self._inside = "", True
-                return [before] if before else []
+                return self._marker(marker)
         return []
 
-    def _flush_text(self) -> list[Delta]:
-        if self._inside or not self._text:
+    def _marker(self, marker: str) -> list[Delta]:
+        """A marker has ended the text."""
+        deltas = self._plain(len(marker))
+        self._text, self._unread, self._inside = "", marker, True
+        self._calls_before = self.calls
+        return deltas
+
+    def _plain(self, keep: int) -> list[Delta]:
+        """The text up to its last keep characters, as far as it is known to be part of the answer."""
+        ready, rest = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
+        if not ready or (self._at_edge and ready.isspace()):
             return []
-        keep = held_back(self._text, self.markers) if self.markers else 0
-        ready, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
-        return [ready] if ready else []
+        self._text, self._at_edge = rest, False
+        return [ready]
 
     def _in_calls(self, char: str) -> list[Delta]:
         raise NotImplementedError
 
     def _scan(self, char: str) -> list[Delta]:
-        """Feed the open call; a failed one turns into text and ends the calls."""
+        """Feed the open call, or open one."""
         if self._scanner is None:
             self._scanner = CallScanner(self.calls)
-        deltas: list[Delta] = list(self._scanner.feed(char))
-        if self._scanner.done:
-            scanner, self._scanner = self._scanner, None
-            if scanner.failed:
-                self._inside = False
-                return [*deltas, scanner.raw]
-            self.calls += 1
+        scanner = self._scanner
+        deltas: list[Delta] = list(scanner.feed(char))
+        if scanner.failed:
+            return self._leave(char)
+        self._unread = "" if deltas or scanner.done else self._unread + char
+        self._at_edge |= scanner.told
+        if scanner.done:
+            self._end_call()
         return deltas
+
+    def _end_call(self) -> None:
+        self._scanner = None
+        self.calls += 1
+
+    def _leave(self, char: str) -> list[Delta]:
+        """The calls end before char: it is text, and so is what no call came of."""
+        if self._scanner is not None and self._scanner.told:
+            self._end_call()
+        self._scanner, self._inside = None, False
+        self._text, self._unread = self._unread, ""
+        return self._in_text(char)
+
+    def _in_array(self, char: str) -> list[Delta]:
+        """Between the brackets of an array of calls."""
+        if self._scanner is None:
+            if char == "]" and self.calls > self._calls_before:
+                self._unread, self._inside = "", False
+                return []
+            if char in _SPACE or char == ",":
+                self._unread += char
+                return []
+        return self._scan(char)
 
 
 class HermesParser(ToolParser):
     """Hermes, Qwen 2.5 and Qwen 3: <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
 
-    markers = ("<tool_call>",)
-    _END = "</tool_call>"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._tail: str | None = None  # text after a call, until its end marker
+    _BEGIN, _END = "<tool_call>", "</tool_call>"
+    markers = (_BEGIN,)
 
     def _in_calls(self, char: str) -> list[Delta]:
-        if self._tail is None:
-            before = self.calls
-            deltas = self._scan(char)
-            if self.calls > before:
-                self._tail = ""
-            return deltas
-        self._tail += char
-        if self._tail.endswith(self._END):
-            self._tail, self._inside = None, False
-        return []
+        return self._scan(char)
 
-    def _in_text(self, char: str) -> list[Delta]:
-        # The line feeds between two calls are part of the format, not of the answer.
-        if self.calls and not self._text and char in _SPACE:
-            return []
-        return super()._in_text(char)
+    def _end_call(self) -> None:
+        super()._end_call()
+        self._inside = False
+        self.markers = (self._BEGIN, self._END)
+
+    def _marker(self, marker: str) -> list[Delta]:
+        self.markers = (self._BEGIN,)
+        deltas = super()._marker(marker)
+        if marker == self._END:
+            self._unread, self._inside = "", False
+        return deltas
 
 
 class LlamaParser(ToolParser):
-    """Llama 3.1 to 3.3: the answer is {"name": ..., "parameters": {...}}, several split by semicolons."""
+    """Llama 3.1 to 3.3: {"name": ..., "parameters": {...}} at the start or after a tag, several split by semicolons."""
 
+    markers = ("<|python_tag|>",)
     needs_special_tokens = True
-    _TAG = "<|python_tag|>"
 
     def __init__(self) -> None:
         super().__init__()
-        self._prefix: str | None = ""  # what came before the first call; None once that is decided
+        self._at_start = True
 
     def _in_text(self, char: str) -> list[Delta]:
-        if self._prefix is None:
-            self._text += char
-            return []
-        self._prefix += char
-        bare = self._prefix.lstrip().removeprefix(self._TAG).lstrip()
-        if not bare or self._TAG.startswith(bare):
-            return []
-        text, self._prefix = self._prefix, None
-        if bare[0] == "{":
-            self._inside = True
-            return self._scan("{")
-        self._text = text
-        return []
+        if self._at_start and char not in _SPACE:
+            self._at_start = False
+            if char == "{":
+                self._text, self._unread, self._inside = "", self._text, True
+                return self._scan(char)
+        return super()._in_text(char)
 
     def _in_calls(self, char: str) -> list[Delta]:
         if self._scanner is None and (char in _SPACE or char in ";,"):
+            self._unread += char
             return []
         return self._scan(char)
-
-    def finish(self) -> list[Delta]:
-        if self._prefix:
-            self._text, self._prefix = self._prefix + self._text, None
-        return super().finish()
 
 
 class MistralParser(ToolParser):
@@ -163,6 +185,8 @@ class MistralParser(ToolParser):
 
     markers = ("[TOOL_CALLS]",)
     needs_special_tokens = True
+    _NAME = re.compile(r"([\w.:/-]+)(\[CALL_ID\]\w*)?(\[ARGS\])?\s*")
+    _NAME_CHARS = re.compile(r"[\w.:/\[\] -]")
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,43 +198,36 @@ class MistralParser(ToolParser):
     def call_id() -> str:
         return uuid.uuid4().hex[:9]  # the family's templates refuse any other length
 
+    def _marker(self, marker: str) -> list[Delta]:
+        self._form, self._name, self._arguments = "", "", None
+        return super()._marker(marker)
+
     def _in_calls(self, char: str) -> list[Delta]:
         if not self._form:
-            if char in _SPACE:
-                return []
-            self._form = "array" if char == "[" else "named"
-            if char == "[":
+            if char not in _SPACE:
+                self._form = "array" if char == "[" else "named"
+            if char in _SPACE or char == "[":
+                self._unread += char
                 return []
         return self._in_array(char) if self._form == "array" else self._in_named(char)
 
-    def _in_array(self, char: str) -> list[Delta]:
-        if self._scanner is None:
-            if char == "]":
-                self._inside, self._form = False, ""
-                return []
-            if char in _SPACE or char == ",":
-                return []
-        return self._scan(char)
-
     def _in_named(self, char: str) -> list[Delta]:
-        deltas: list[Delta] = []
+        name = None
         if self._arguments is None:
-            if char != "{":
+            if char != "{" and self._NAME_CHARS.fullmatch(char):
+                self._unread += char
                 self._name += char
                 return []
-            name = self._name.replace("[ARGS]", "").split("[CALL_ID]")[0].strip()
-            self._arguments, self._name = ValueEnd(), ""
-            deltas.append(CallDelta(self.calls, name))
-        deltas.append(CallDelta(self.calls, None, char))
+            match = self._NAME.fullmatch(self._name)
+            if char != "{" or match is None:
+                return self._leave(char)
+            self._arguments, name = ValueEnd(), match[1]
+        self._unread, self._at_edge = "", True
+        index = self.calls
         if self._arguments.feed(char) == "last":
+            self._inside = False
             self.calls += 1
-            self._arguments, self._form, self._inside = None, "", False
-        return deltas
-
-    def finish(self) -> list[Delta]:
-        if self._name:
-            self._text, self._name = self.markers[0] + self._name, ""
-        return super().finish()
+        return [CallDelta(index, name, char)]
 
 
 class ForcedParser(ToolParser):
@@ -223,13 +240,13 @@ class ForcedParser(ToolParser):
 
     def _in_calls(self, char: str) -> list[Delta]:
         if self.function is not None:
-            if self.calls:
-                return [CallDelta(0, None, char)]
+            name = None if self.calls else self.function
             self.calls = 1
-            return [CallDelta(0, self.function, char)]
-        if self._scanner is None and (char in _SPACE or char in "[],"):
+            return [CallDelta(0, name, char)]
+        if self._scanner is None and char == "[" and not self.calls:
+            self._unread += char
             return []
-        return self._scan(char)
+        return self._in_array(char)
 
 
 def _merged(deltas: list[Delta]) -> list[Delta]:
