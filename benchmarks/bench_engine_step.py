@@ -1,6 +1,7 @@
 """Host cost of one engine step, without the model's arithmetic: planning, tables, sampling set-up, text, callbacks.
 
     PYTHONPATH=python python benchmarks/bench_engine_step.py [--rows 32] [--context 1024] [--steps 400]
+    PYTHONPATH=python:. python -m pytest benchmarks/bench_engine_step.py
 
 The model hands out constant logits, so everything that is measured is the engine's own. Prints the median, p10
 and p90 of a decode step and of its parts, in CPU time of the engine's thread (--wall: elapsed time, for an idle
@@ -17,15 +18,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import pytest
 
 from mlxcel_ext.engine_config import EngineConfig
 from mlxcel_ext.engine_loop import EngineLoop
 from mlxcel_ext.job import Job
+from mlxcel_ext.outputs import RequestOutput
 from mlxcel_ext.sampling_params import SamplingParams
 from mlxcel_ext.scheduler.request import Request
 from mlxcel_ext.text import Detokenizer
 
 VOCAB = 512
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=1, stop=("\n\n",))
+# Uneven: in every step two of 32 rows begin a page, so that no step shares its table with the one before.
+CASES = {
+    "greedy": (GREEDY, False),
+    "sampled": (SAMPLED, False),
+    "greedy, uneven": (GREEDY, True),
+    "sampled, uneven": (SAMPLED, True),
+}
 clock: Callable[[], float] = time.thread_time
 
 
@@ -82,9 +94,10 @@ def timed(owner: Any, name: str, spent: dict[str, float]) -> None:
     setattr(owner, name, wrapper)
 
 
-def run(
-    rows: int, context: int, steps: int, params: SamplingParams, *, parts: bool
-) -> tuple[list[float], dict[str, float]]:
+def decoding_loop(
+    rows: int, context: int, steps: int, params: SamplingParams, *, uneven: bool
+) -> tuple[EngineLoop, list[RequestOutput]]:
+    """An engine's loop whose rows all decode, and where their outputs go."""
     config = EngineConfig(
         num_pages=rows * (context + steps + 64) // 16 + rows,
         max_num_seqs=rows,
@@ -92,9 +105,10 @@ def run(
         enable_prefix_caching=True,
     )
     loop = EngineLoop(ConstantModel(), config)
-    received = []
+    received: list[RequestOutput] = []
     for i in range(rows):
-        request = Request(str(i), [1 + (i + j) % 500 for j in range(context)], context + steps + 32, i)
+        length = context - i if uneven else context
+        request = Request(str(i), [1 + (i + j) % 500 for j in range(length)], length + steps + 32, i)
         request.job = Job(
             request, params, received.append, Detokenizer(Letters(), params.stop), i, frozenset()
         )
@@ -102,13 +116,20 @@ def run(
     loop.turn()
     for _ in range(16):
         loop.turn()
+    received.clear()
+    return loop, received
+
+
+def run(
+    rows: int, context: int, steps: int, params: SamplingParams, *, uneven: bool = False, parts: bool = False
+) -> tuple[list[float], dict[str, float]]:
+    loop, received = decoding_loop(rows, context, steps, params, uneven=uneven)
     spent: dict[str, float] = {}
     if parts:
         timed(loop.scheduler, "schedule", spent)
         timed(loop.runner, "submit", spent)
         timed(loop.runner, "read", spent)
         timed(loop, "_take", spent)
-    received.clear()
     times = []
     for _ in range(steps):
         started = clock()
@@ -116,6 +137,16 @@ def run(
         times.append(clock() - started)
     assert sum(len(o.token_ids) for o in received) == rows * steps, "a step did not decode all rows"
     return times, {name: total / steps for name, total in spent.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.benchmark(timer=time.thread_time)
+def test_step(benchmark: Any, case: str) -> None:
+    rows, steps = 32, 300
+    params, uneven = CASES[case]
+    loop, received = decoding_loop(rows, 1024, steps, params, uneven=uneven)
+    benchmark.pedantic(loop.turn, rounds=steps)
+    assert sum(len(o.token_ids) for o in received) == rows * steps
 
 
 def main() -> None:
@@ -128,19 +159,16 @@ def main() -> None:
     if options.wall:
         global clock
         clock = time.perf_counter
-    cases = {
-        "greedy": SamplingParams(temperature=0.0),
-        "sampled": SamplingParams(temperature=0.8, top_p=0.95, seed=1, stop=("\n\n",)),
-    }
     started = clock()
     for _ in range(200_000):
         pass
     print(
         f"yardstick: 200,000 turns of an empty Python loop take {1e3 * (clock() - started):.1f} ms here and now"
     )
-    for name, params in cases.items():
-        times, _ = run(options.rows, options.context, options.steps, params, parts=False)
-        _, parts = run(options.rows, options.context, options.steps, params, parts=True)
+    for name, (params, uneven) in CASES.items():
+        size = options.rows, options.context, options.steps
+        times, _ = run(*size, params, uneven=uneven)
+        _, parts = run(*size, params, uneven=uneven, parts=True)
         deciles = statistics.quantiles(times, n=10)
         print(
             f"{name}: {options.rows} rows at {options.context} tokens: median {1e3 * statistics.median(times):.3f} ms "

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from benchmarks.harness import check_equal, interleaved
 
-from mlxcel_ext import PageTable, paged_attention, plan_attention
+from mlxcel_ext import AttentionPlan, PageTable, paged_attention, plan_attention
 
 HQ, HKV, DIM, PAGE = 32, 8, 128, 16
 
@@ -108,3 +108,14 @@ def test_plan(benchmark, kind):
     target = cuda_target(132)
     plan = benchmark(plan_attention, table, qo_indptr, num_qo_heads=HQ, num_kv_heads=HKV, target=target)
     print(f"\n{kind}: {plan}")
+    check_covered(plan, qo_len, counts)
+
+
+def check_covered(plan: AttentionPlan, qo_len: np.ndarray, pages: np.ndarray) -> None:
+    """AssertionError unless each request's last query token meets each of its pages once."""
+    met = [np.zeros(n, int) for n in pages]
+    last = np.cumsum(qo_len) - 1
+    for request, q_begin, q_len, page_begin, page_end, *_ in plan.tiles.tolist():
+        if q_begin <= last[request] < q_begin + q_len:
+            met[request][page_begin:page_end] += 1
+    assert all((m == 1).all() for m in met), "a page is planned twice, or not at all"

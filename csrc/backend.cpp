@@ -28,19 +28,6 @@ void use_gpu_backend(const GpuBackend* backend) {
   current = backend;
 }
 
-void withhold_sampling_kernels() {
-  if (current == nullptr) return;
-  static GpuBackend rest;
-  rest = *current;
-  rest.sample = nullptr;
-  rest.edit_logits = nullptr;
-  rest.count_tokens = nullptr;
-  rest.token_logprobs = nullptr;
-  rest.renorm = nullptr;
-  rest.chain_speculative_sample = nullptr;
-  current = &rest;
-}
-
 void set_gpu_backend_missing(const std::string& reason) {
   missing_reason = reason;
 }

@@ -87,9 +87,6 @@ void load_gpu_backend(const std::string& path);
 /// Puts a linked-in backend's table in use.
 void use_gpu_backend(const GpuBackend* backend);
 
-/// Takes the sampling ops out of the table in use: they then raise as ops without a kernel do.
-void withhold_sampling_kernels();
-
 /// Why there is no GPU backend; what eval_gpu says when an op is not there.
 void set_gpu_backend_missing(const std::string& reason);
 

@@ -35,6 +35,8 @@ void EncoderLaunch::submit(const void* kernel, dim3 grid, dim3 block, size_t sha
     MLXCEL_CUDA_CHECK(cudaGetFuncBySymbol(&function.handle, kernel));
   }
   allow_shared_bytes(kernel, shared_bytes);
+  for (const mx::array& a : reads_) encoder_.set_input_array(a);
+  for (const mx::array& a : writes_) encoder_.set_output_array(a);
   if (function.cluster > 0) {
     submit_cluster(kernel, function.cluster, grid, block, shared_bytes, params);
   } else {
@@ -45,9 +47,10 @@ void EncoderLaunch::submit(const void* kernel, dim3 grid, dim3 block, size_t sha
 
 void EncoderLaunch::submit_cluster(const void* kernel, int cluster, dim3 grid, dim3 block,
                                    size_t shared_bytes, void** params) {
-  // MLX reuses an instantiated graph for one with the same key, and the key of a plain kernel node
-  // does not say its cluster's size; but CUDA updates a node wrongly to another cluster size. A
-  // child graph has a key of its own, and is marked as one that must not be updated.
+  // MLX updates an instantiated graph to one with the same key, and CUDA leaves a node its cluster
+  // size in an update: a kernel without clusters that comes to such a node is dropped where its
+  // grid does not divide, without an error. MLX's key of a kernel node says nothing of clusters.
+  // That of a child graph is ours, so these nodes meet only their like.
   cudaGraph_t child;
   MLXCEL_CUDA_CHECK(cudaGraphCreate(&child, 0));
   cudaKernelNodeParams node_params{};
@@ -58,7 +61,7 @@ void EncoderLaunch::submit_cluster(const void* kernel, int cluster, dim3 grid, d
   node_params.kernelParams = params;
   cudaGraphNode_t node;
   MLXCEL_CUDA_CHECK(cudaGraphAddKernelNode(&node, child, nullptr, 0, &node_params));
-  encoder_.add_graph_node(child, "(K" + std::to_string(cluster) + ")", false);
+  encoder_.add_graph_node(child, "(K" + std::to_string(cluster) + ")", true);
   MLXCEL_CUDA_CHECK(cudaGraphDestroy(child));
 }
 

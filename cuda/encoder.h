@@ -31,13 +31,15 @@ T* device_ptr(const mx::array& a) {
   return reinterpret_cast<T*>(static_cast<char*>(buffer->data) + a.offset());
 }
 
-/// The graph that MLX is building for a stream. Declares the arrays that a kernel reads and writes.
+/// The graph that MLX is building for a stream. MLX orders the kernels of a graph by the arrays
+/// that each is declared to read and write, and by nothing else.
 class EncoderLaunch final : public Launch {
  public:
   explicit EncoderLaunch(const mx::Stream& stream);
 
-  void reads(const mx::array& a) { encoder_.set_input_array(a); }
-  void writes(const mx::array& a) { encoder_.set_output_array(a); }
+  /// Arrays of every kernel launched from here on. Kernels that share an output run in order.
+  void reads(const mx::array& a) { reads_.push_back(a); }
+  void writes(const mx::array& a) { writes_.push_back(a); }
 
   /// Declares all inputs and outputs, allocating outputs that have no buffer.
   void declare(const Arrays& inputs, Arrays& outputs, const mx::Stream& stream);
@@ -51,6 +53,8 @@ class EncoderLaunch final : public Launch {
                       void** params);
 
   mx::cu::CommandEncoder& encoder_;
+  Arrays reads_;
+  Arrays writes_;
 };
 
 }  // namespace mlxcel::cuda

@@ -20,4 +20,5 @@ NB_MODULE(_ext, m) {
   mlxcel::bind_attention(m);
   mlxcel::bind_kvcache(m);
   mlxcel::bind_sampling(m);
+  mlxcel::bind_decoder_stack(m);
 }

@@ -12,8 +12,6 @@ namespace mlxcel {
 
 void bind_runtime(nb::module_& m) {
   m.def("load_gpu_backend", &load_gpu_backend, "path"_a, "Load a GPU backend library.");
-  m.def("withhold_sampling_kernels", &withhold_sampling_kernels,
-        "Take the sampling ops out of the GPU backend.");
   m.def("set_gpu_backend_missing", &set_gpu_backend_missing, "reason"_a,
         "Record why there is no GPU backend.");
   m.def(

@@ -12,13 +12,18 @@ void RopeAppend::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   outputs[1].copy_shared_buffer(inputs[3]);
   outputs[2].copy_shared_buffer(inputs[4]);
   auto& encoder = cpu_encode(stream(), inputs, outputs);
-  encoder.dispatch([params = params_, q = inputs[0].data<void>(), k = inputs[1].data<void>(),
-                    v = inputs[2].data<void>(), slots = inputs[5].data<int32_t>(),
-                    positions = inputs[6].data<int32_t>(), inv_freq = inputs[7].data<float>(),
-                    q_rot = outputs[0].data<void>(), k_pages = outputs[1].data<void>(),
-                    v_pages = outputs[2].data<void>()] {
-    cpu::rope_append(params, q, k, v, slots, positions, inv_freq, q_rot, k_pages, v_pages);
-  });
+  const cpu::RopeAppendArrays arrays{inputs[0].data<void>(),
+                                     inputs[1].data<void>(),
+                                     inputs[2].data<void>(),
+                                     int64_t{params_.num_qo_heads} * params_.head_dim,
+                                     int64_t{params_.num_kv_heads} * params_.head_dim,
+                                     inputs[5].data<int32_t>(),
+                                     inputs[6].data<int32_t>(),
+                                     inputs[7].data<float>(),
+                                     outputs[0].data<void>(),
+                                     outputs[1].data<void>(),
+                                     outputs[2].data<void>()};
+  encoder.dispatch([params = params_, arrays] { cpu::rope_append(params, arrays); });
 }
 
 }  // namespace mlxcel

@@ -120,6 +120,7 @@ void check_operands(const char* op, const mx::array& x, const std::optional<mx::
   }
   if (params.k == 0) fail(op, "x must have a last dimension above 0, got shape ", x.shape(), ".");
   params.rows = static_cast<int64_t>(x.size()) / params.k;
+  params.out_stride = params.n;
   params.has_bias = bias.has_value();
   if (bias) {
     params.bias = float_type(op, "bias", *bias);
@@ -186,11 +187,18 @@ Arrays pack_linear(const mx::array& weight, const std::optional<mx::array>& scal
   return mx::array::make_arrays(shapes, dtypes, std::make_shared<PackLinear>(s, params), inputs);
 }
 
+LinearParams packed_linear_params(const char* op, const mx::array& x, const Arrays& packed,
+                                  const PackedLinear& layout,
+                                  const std::optional<mx::array>& bias) {
+  LinearParams params = packed_params(op, packed, layout);
+  check_operands(op, x, bias, params);
+  return params;
+}
+
 mx::array packed_linear(const mx::array& x, const Arrays& packed, const PackedLinear& layout,
                         const std::optional<mx::array>& bias, mx::StreamOrDevice s) {
   constexpr const char* op = "packed_linear";
-  LinearParams params = packed_params(op, packed, layout);
-  check_operands(op, x, bias, params);
+  const LinearParams params = packed_linear_params(op, x, packed, layout, bias);
   Arrays inputs{x};
   inputs.insert(inputs.end(), packed.begin(), packed.end());
   return make(op, params, std::move(inputs), bias, mx::to_stream(s));

@@ -56,6 +56,11 @@ mx::array packed_linear(const mx::array& x, const Arrays& packed, const PackedLi
                         const std::optional<mx::array>& bias = std::nullopt,
                         mx::StreamOrDevice s = {});
 
+/// Parameters of packed_linear(), checked, for primitives that multiply among other things; of x
+/// only shape and dtype are read.
+LinearParams packed_linear_params(const char* op, const mx::array& x, const Arrays& packed,
+                                  const PackedLinear& layout, const std::optional<mx::array>& bias);
+
 /// Rows `ids` (any shape, int32) of a packed weight: (..., in_features) of `dtype`. An id outside
 /// [0, out_features) gives a row of NaN.
 mx::array packed_rows(const mx::array& ids, const Arrays& packed, const PackedLinear& layout,

@@ -34,10 +34,13 @@ void check_table(const char* op, const AttentionTable& t) {
   }
 }
 
-PagedAttentionParams make_params(const char* op, const mx::array& q, const mx::array& k_pages,
-                                 const mx::array& v_pages, const AttentionTable& table,
-                                 const AttentionTiles& tiles, const std::optional<mx::array>& sinks,
-                                 const AttentionOptions& options) {
+}  // namespace
+
+PagedAttentionParams attention_params(const char* op, const mx::array& q, const mx::array& k_pages,
+                                      const mx::array& v_pages, const AttentionTable& table,
+                                      const AttentionTiles& tiles,
+                                      const std::optional<mx::array>& sinks,
+                                      const AttentionOptions& options) {
   check_ndim(op, "q", q, 3, "[nnz, num_qo_heads, head_dim]");
   const FloatType dtype = float_type(op, "q", q);
   const PoolLayout pool = pool_layout(op, k_pages, v_pages, options.kv_layout);
@@ -106,9 +109,9 @@ PagedAttentionParams make_params(const char* op, const mx::array& q, const mx::a
   return p;
 }
 
-Arrays make_inputs(const mx::array& q, const mx::array& k_pages, const mx::array& v_pages,
-                   const AttentionTable& table, const AttentionTiles& tiles,
-                   const std::optional<mx::array>& sinks, mx::Stream s) {
+Arrays attention_inputs(const mx::array& q, const mx::array& k_pages, const mx::array& v_pages,
+                        const AttentionTable& table, const AttentionTiles& tiles,
+                        const std::optional<mx::array>& sinks, mx::Stream s) {
   const auto row = [s](const mx::array& a) { return row_contiguous(a, s); };
   Arrays inputs{row(q),
                 k_pages,
@@ -125,19 +128,17 @@ Arrays make_inputs(const mx::array& q, const mx::array& k_pages, const mx::array
   return inputs;
 }
 
-}  // namespace
-
 std::pair<mx::array, mx::array> paged_attention(
     const mx::array& q, const mx::array& k_pages, const mx::array& v_pages,
     const AttentionTable& table, const AttentionTiles& tiles, const std::optional<mx::array>& sinks,
     const AttentionOptions& options, mx::StreamOrDevice s_) {
   const PagedAttentionParams params =
-      make_params("paged_attention", q, k_pages, v_pages, table, tiles, sinks, options);
+      attention_params("paged_attention", q, k_pages, v_pages, table, tiles, sinks, options);
   const mx::Stream s = mx::to_stream(s_);
   const Arrays out = mx::array::make_arrays(
       {q.shape(), {params.num_q, params.num_qo_heads}}, {q.dtype(), mx::float32},
       std::make_shared<PagedAttention>(s, params, false),
-      make_inputs(q, k_pages, v_pages, table, tiles, sinks, s));
+      attention_inputs(q, k_pages, v_pages, table, tiles, sinks, s));
   return {out[0], out[1]};
 }
 
@@ -145,14 +146,14 @@ std::pair<mx::array, mx::array> paged_attention_partial(
     const mx::array& q, const mx::array& k_pages, const mx::array& v_pages,
     const AttentionTable& table, const AttentionTiles& tiles, const AttentionOptions& options,
     mx::StreamOrDevice s_) {
-  const PagedAttentionParams params = make_params("paged_attention_partial", q, k_pages, v_pages,
-                                                  table, tiles, std::nullopt, options);
+  const PagedAttentionParams params = attention_params(
+      "paged_attention_partial", q, k_pages, v_pages, table, tiles, std::nullopt, options);
   const mx::Stream s = mx::to_stream(s_);
   const Arrays out = mx::array::make_arrays(
       {{params.num_partials, params.num_qo_heads, params.head_dim},
        {params.num_partials, params.num_qo_heads}},
       {mx::float32, mx::float32}, std::make_shared<PagedAttention>(s, params, true),
-      make_inputs(q, k_pages, v_pages, table, tiles, std::nullopt, s));
+      attention_inputs(q, k_pages, v_pages, table, tiles, std::nullopt, s));
   return {out[0], out[1]};
 }
 

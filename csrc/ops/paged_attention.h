@@ -63,6 +63,17 @@ std::pair<mx::array, mx::array> paged_attention_partial(
     const AttentionTable& table, const AttentionTiles& tiles, const AttentionOptions& options,
     mx::StreamOrDevice s = {});
 
+/// What a launch is made of, for primitives that attend among other things: its parameters, checked
+/// (of q only shape and dtype are read), and its inputs in backend.h's order.
+PagedAttentionParams attention_params(const char* op, const mx::array& q, const mx::array& k_pages,
+                                      const mx::array& v_pages, const AttentionTable& table,
+                                      const AttentionTiles& tiles,
+                                      const std::optional<mx::array>& sinks,
+                                      const AttentionOptions& options);
+Arrays attention_inputs(const mx::array& q, const mx::array& k_pages, const mx::array& v_pages,
+                        const AttentionTable& table, const AttentionTiles& tiles,
+                        const std::optional<mx::array>& sinks, mx::Stream s);
+
 /// Both ops: they read the same inputs and differ in what they write.
 class PagedAttention : public InferencePrimitive {
  public:

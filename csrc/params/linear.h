@@ -46,7 +46,7 @@ struct LinearParams {
   FloatType bias;      // of the bias vector
   int32_t has_bias;    // 0 or 1
   int32_t packed;      // 0 or 1
-  int32_t reserved;
+  int32_t out_stride;  // elements from one row of out to the next, n or more
 };
 static_assert(sizeof(LinearParams) == 48);
 

@@ -11,8 +11,8 @@ namespace {
 /// Query tiles of one request, as if each saw all of its pages (causal ones see fewer: the estimate
 /// is an upper bound).
 struct Load {
-  float cost;   // of one tile that is not cut, in KV tokens of a decode tile
-  float tiles;  // query tiles
+  float cost;     // of one tile that is not cut, in KV tokens of a decode tile
+  int32_t tiles;  // query tiles
 };
 
 int32_t query_tokens(const AttentionProblem& p, int32_t request) {
@@ -25,13 +25,17 @@ float weight(const AttentionProblem& p, const PlanTarget& t, int32_t q_len) {
                             static_cast<float>(t.rows_per_token));
 }
 
+/// Callers ask for chunks that give at most twice the tiles that there is room for: they fit int32.
 float count_tiles(const std::vector<Load>& loads, float chunk) {
   const float inverse = 1.0f / chunk;
-  float tiles = 0;
+  int32_t tiles = 0;
   for (const Load& load : loads) {
-    tiles += load.tiles * std::max(1.0f, std::ceil(load.cost * inverse));
+    // In 32-bit integers, which are vectorised: a sum of floats would wait for each addition.
+    const float parts = load.cost * inverse;
+    const auto whole = static_cast<int32_t>(parts);
+    tiles += load.tiles * std::max(1, whole + (static_cast<float>(whole) < parts ? 1 : 0));
   }
-  return tiles;
+  return static_cast<float>(tiles);
 }
 
 /// The cost at which a tile is cut. Tries to fill 1, 2, ... rounds of the machine: more rounds
@@ -40,18 +44,19 @@ float choose_chunk(const std::vector<Load>& loads, const PlanTarget& target, int
   float longest = 0, total = 0, uncut = 0;
   for (const Load& load : loads) {
     longest = std::max(longest, load.cost);
-    total += load.cost * load.tiles;
-    uncut += load.tiles;
+    total += load.cost * static_cast<float>(load.tiles);
+    uncut += static_cast<float>(load.tiles);
   }
   const float least = static_cast<float>(target.min_chunk_tokens);
   if (longest <= least) return least;
   const float slots = static_cast<float>(target.slots) / static_cast<float>(num_kv_heads);
   const float overhead = static_cast<float>(target.tile_overhead);
   float best = 0, best_time = std::numeric_limits<float>::infinity();
+  float high = longest;  // count_tiles(high) fits, and so it does in more rounds
   for (int32_t waves = 1; waves <= target.max_waves; ++waves) {
     const float room = static_cast<float>(waves) * slots;
     if (uncut > room) continue;
-    float low = least, high = longest;  // count_tiles(high) fits
+    float low = std::min(high, std::max(least, total / room));  // a shorter one cannot fit
     if (count_tiles(loads, low) <= room) {
       high = low;
     } else {
@@ -200,7 +205,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& 
     }
     loads.push_back(
         {static_cast<float>(tokens) * weight(problem, target, std::min(q_len, tile_tokens)),
-         static_cast<float>((q_len + tile_tokens - 1) / tile_tokens)});
+         (q_len + tile_tokens - 1) / tile_tokens});
   }
   float chunk = 0;
   if (problem.batch_invariant) {
@@ -211,7 +216,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& 
   Builder builder(problem, target, chunk);
   size_t tiles = 0;
   for (const Load& load : loads) {
-    tiles += static_cast<size_t>(load.tiles * (1.0f + load.cost / std::max(chunk, 1.0f)));
+    tiles += load.tiles * static_cast<size_t>(1.0f + load.cost / std::max(chunk, 1.0f));
   }
   builder.reserve(tiles, num_q);
   for (int32_t r = 0; r < problem.batch; ++r) builder.add_request(r, tile_tokens);

@@ -6,7 +6,7 @@ import pathlib
 
 import mlx.core as mx
 
-from . import _ext, env
+from . import _ext
 
 _REASONS: dict[str, str] = {}
 
@@ -28,8 +28,6 @@ def load() -> None:
     else:
         try:
             _ext.load_gpu_backend(str(library))
-            if not env.switch("MLXCEL_CUDA_SAMPLING"):
-                _ext.withhold_sampling_kernels()
             return
         except RuntimeError as error:
             reason = f"the CUDA library did not load: {error}"

@@ -118,13 +118,19 @@ def _generate(args: argparse.Namespace) -> int:
     from .terminal import generate
 
     options = resolve(args, flags.GENERATE, "generate")
-    prompts = args.prompt or ["-"]
-    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    prompts = [_stdin() if prompt == "-" else prompt for prompt in args.prompt or ["-"]]
+    if not all(prompts):
+        raise ValueError("the prompt is empty: give one as an argument, or on stdin")
     engine, loaded = load_engine(options)
     try:
         return generate(engine, loaded, prompts, options)
     finally:
         engine.shutdown(drain=False)
+
+
+def _stdin() -> str:
+    """What is piped in, without the line feed that echo and editors end it with."""
+    return sys.stdin.read().removesuffix("\n")
 
 
 def _chat(args: argparse.Namespace) -> int:

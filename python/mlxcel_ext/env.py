@@ -13,10 +13,9 @@ SWITCHES: dict[str, bool] = {
     "MLXCEL_PAGED_ATTENTION_V2": True,
     "MLXCEL_SAMPLING_GUMBEL": True,
     "MLXCEL_SAMPLING_REJECTION": True,
-    # Off: right when launched alone, but their op tests failed through MLX on a GPU, and the mend has not been run.
-    "MLXCEL_CUDA_SAMPLING": False,
     "MLXCEL_FUSED_ADD_RMSNORM": True,
     "MLXCEL_FUSED_ROPE_APPEND": True,
+    "MLXCEL_FUSED_LAYERS": True,
 }
 
 

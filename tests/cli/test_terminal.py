@@ -51,9 +51,24 @@ def test_generate_takes_several_raw_prompts(engine: FakeEngine, capsys: pytest.C
 def test_generate_reads_stdin(
     engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("xy"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("xy\n"))
     assert cli.main(["generate", "--raw", "-n", "4"]) == 0
     assert capsys.readouterr().out == "xyxy\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["-"], [""], ["a", "-"]])
+@pytest.mark.parametrize("piped", ["", "\n"])
+def test_an_empty_prompt_is_refused(
+    engine: FakeEngine,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    piped: str,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(piped))
+    assert cli.main(["generate", *arguments]) == 2
+    assert "the prompt is empty" in capsys.readouterr().err
+    assert not engine.seen
 
 
 @pytest.mark.parametrize("arguments", [["a" * 3000], ["ROWFAULT"], ["--temperature", "-1", "a"]])

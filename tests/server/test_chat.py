@@ -93,12 +93,34 @@ async def test_messages_reach_the_template(client: httpx.AsyncClient, engine: Fa
     assert prompt_of(engine) == "<user>a\nb<assistant><user>42<assistant>!"
 
 
-async def test_the_last_message_can_be_continued(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    messages = [*USER, {"role": "assistant", "content": "Well, "}]
+@pytest.mark.parametrize("text", ["Well, ", "s", "assistant", " "])
+async def test_the_last_message_can_be_continued(
+    client: httpx.AsyncClient, engine: FakeEngine, text: str
+) -> None:
+    messages = [*USER, {"role": "assistant", "content": text}]
     await chat(
-        client, messages=messages, continue_final_message=True, add_generation_prompt=False, max_tokens=1
+        client,
+        messages=messages,
+        continue_final_message=True,
+        chat_template_kwargs={"suffix": "<assistant>s"},
+        max_tokens=1,
     )
-    assert prompt_of(engine) == "<user>hello<assistant>Well,"
+    assert prompt_of(engine) == f"<user>hello<assistant>{text}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": USER},
+        {"messages": [*USER, {"role": "tool", "content": "4"}]},
+        {"messages": [*USER, {"role": "assistant", "content": ""}]},
+        {"messages": [*USER, {"role": "assistant", "content": "Well"}], "add_generation_prompt": True},
+    ],
+)
+async def test_what_cannot_be_continued_is_refused(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    response = await client.post("/v1/chat/completions", json={"continue_final_message": True, **body})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "continue_final_message"
 
 
 @pytest.mark.parametrize("choice", [None, "auto"])

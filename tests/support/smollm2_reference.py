@@ -12,6 +12,7 @@ import pathlib
 
 import mlx.core as mx
 import mlx.nn as nn
+from benchmarks.mlx_lm_folder import CONFIG, name_of
 from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -25,52 +26,23 @@ PROMPTS = {
     "List three prime numbers, then say why 9 is not one.": 24,
 }
 
-_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
 
 def reference(path: pathlib.Path) -> nn.Module:
     """mlx-lm's model on the file, by roads of its own: mx.load reads it, and interleaved rotation takes q and k
     in the order that they have there. Scales are widened to f32: MLX emulates half precision on CPUs."""
     loaded = mx.load(str(path))
     assert isinstance(loaded, dict)
-    args = llama.ModelArgs(
-        model_type="llama",
-        hidden_size=576,
-        num_hidden_layers=30,
-        intermediate_size=1536,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        rms_norm_eps=1e-5,
-        vocab_size=49152,
-        rope_theta=100000,
-        rope_traditional=True,
-        tie_word_embeddings=True,
-    )
-    model = llama.Model(args)
+    model = llama.Model(llama.ModelArgs.from_dict(CONFIG))
     nn.quantize(
         model,
         class_predicate=lambda name, module: (
             hasattr(module, "to_quantized") and {"group_size": 32, "bits": 8 if "embed" in name else 4}
         ),
     )
-    weights = []
-    for name, value in loaded.items():
-        *layer, module, part = name.split(".")
-        prefix = f"model.layers.{layer[1]}." if layer else ""
-        wide = value if value.dtype == mx.uint32 else value.astype(mx.float32)
-        weights.append((f"{prefix}{_NAMES[module]}.{part}", wide))
+    weights = [
+        (name_of(name), value if value.dtype == mx.uint32 else value.astype(mx.float32))
+        for name, value in loaded.items()
+    ]
     model.load_weights(weights)
     return model
 

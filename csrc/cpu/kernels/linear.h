@@ -11,7 +11,7 @@ struct LinearArrays {
   const void* scales;   // null where dense
   const void* offsets;  // the same
   const void* bias;     // null where there is none
-  void* out;            // (rows, n)
+  void* out;            // (rows, n), rows out_stride apart
 };
 
 /// Runs on the thread pool. Every out[m, n] is summed in one order, which depends on k and the

@@ -53,7 +53,7 @@ inline float bias_at(const LinearParams& params, const LinearArrays& arrays, int
 template <class T>
 void store_out(const LinearParams& params, const LinearArrays& arrays, int64_t row, int n0,
                vfloat total) {
-  T* out = static_cast<T*>(arrays.out) + row * params.n + n0;
+  T* out = static_cast<T*>(arrays.out) + row * params.out_stride + n0;
   const int count = smaller(kLanes, params.n - n0);
   if (params.has_bias) {
     float bias[kLanes] = {};

@@ -10,9 +10,7 @@ namespace mlxcel::cpu {
 extern decltype(&rope_append_range) const rope_append_range_avx2;
 #endif
 
-void rope_append(const RopeAppendParams& params, const void* q, const void* k, const void* v,
-                 const int32_t* slots, const int32_t* positions, const float* inv_freq, void* q_rot,
-                 void* k_pages, void* v_pages) {
+void rope_append(const RopeAppendParams& params, const RopeAppendArrays& arrays) {
   auto range = &rope_append_range;
 #if defined(__x86_64__)
   if (cpu_features().avx2) range = rope_append_range_avx2;
@@ -20,9 +18,8 @@ void rope_append(const RopeAppendParams& params, const void* q, const void* k, c
   // A thread is worth waking for about 8K elements.
   const size_t grain =
       8192 / (params.head_dim * (params.num_qo_heads + 2 * params.num_kv_heads)) + 1;
-  parallel_for(params.num_tokens, grain, [&](size_t begin, size_t end) {
-    range(params, begin, end, q, k, v, slots, positions, inv_freq, q_rot, k_pages, v_pages);
-  });
+  parallel_for(params.num_tokens, grain,
+               [&](size_t begin, size_t end) { range(params, begin, end, arrays); });
 }
 
 }  // namespace mlxcel::cpu

@@ -4,12 +4,23 @@
 
 namespace mlxcel::cpu {
 
-/// q (nnz, Hq, D), k, v (nnz, Hkv, D), q_rot like q, pools as params says, all of params.dtype;
-/// slots, positions (nnz); inv_freq (rotary_dim / 2). A token whose slot is -1 is rotated but not
-/// written. Slots are distinct and inside the pool: the caller has checked them. Runs on the thread
-/// pool.
-void rope_append(const RopeAppendParams& params, const void* q, const void* k, const void* v,
-                 const int32_t* slots, const int32_t* positions, const float* inv_freq, void* q_rot,
-                 void* k_pages, void* v_pages);
+/// Operands of rope_append; pools are laid out as RopeAppendParams says.
+struct RopeAppendArrays {
+  const void* q;     // (nnz, Hq, D)
+  const void* k;     // (nnz, Hkv, D)
+  const void* v;     // (nnz, Hkv, D)
+  int64_t q_stride;  // elements from one token to the next
+  int64_t kv_stride;
+  const int32_t* slots;      // (nnz)
+  const int32_t* positions;  // (nnz)
+  const float* inv_freq;     // (rotary_dim / 2)
+  void* q_rot;               // (nnz, Hq, D), contiguous
+  void* k_pages;
+  void* v_pages;
+};
+
+/// A token whose slot is -1 is rotated but not written. Slots are distinct and inside the pool: the
+/// caller has checked them. Runs on the thread pool.
+void rope_append(const RopeAppendParams& params, const RopeAppendArrays& arrays);
 
 }  // namespace mlxcel::cpu

@@ -53,19 +53,24 @@ void rotate_head(const RopeAppendParams& p, const Rotation& r, const T* in, T* o
 }
 
 template <class T>
-void rope_append_tokens(const RopeAppendParams& p, size_t begin, size_t end, const T* q, const T* k,
-                        const T* v, const int32_t* slots, const int32_t* positions,
-                        const float* inv_freq, T* q_rot, T* k_pages, T* v_pages) {
+void rope_append_tokens(const RopeAppendParams& p, size_t begin, size_t end,
+                        const RopeAppendArrays& in) {
+  const T *q = static_cast<const T*>(in.q), *k = static_cast<const T*>(in.k);
+  const T* v = static_cast<const T*>(in.v);
+  T *q_rot = static_cast<T*>(in.q_rot), *k_pages = static_cast<T*>(in.k_pages);
+  T* v_pages = static_cast<T*>(in.v_pages);
   Rotation r;
   for (size_t token = begin; token < end; ++token) {
-    fill_rotation(r, positions[token], inv_freq, p.rotary_dim / 2, p.scale);
-    const size_t q_at = token * p.num_qo_heads * p.head_dim;
+    fill_rotation(r, in.positions[token], in.inv_freq, p.rotary_dim / 2, p.scale);
+    const T* q_token = q + token * in.q_stride;
+    T* q_to = q_rot + token * p.num_qo_heads * p.head_dim;
     for (int h = 0; h < p.num_qo_heads; ++h) {
-      rotate_head(p, r, q + q_at + h * p.head_dim, q_rot + q_at + h * p.head_dim);
+      rotate_head(p, r, q_token + h * p.head_dim, q_to + h * p.head_dim);
     }
-    if (slots[token] < 0 || slots[token] / p.page_size >= p.num_pages) continue;
-    const size_t kv_at = token * p.num_kv_heads * p.head_dim;
-    const int64_t page = slots[token] / p.page_size, offset = slots[token] % p.page_size;
+    const int32_t slot = in.slots[token];
+    if (slot < 0 || slot / p.page_size >= p.num_pages) continue;
+    const int64_t kv_at = static_cast<int64_t>(token) * in.kv_stride;
+    const int64_t page = slot / p.page_size, offset = slot % p.page_size;
     const int64_t to = page * p.stride_page + offset * p.stride_token;
     for (int h = 0; h < p.num_kv_heads; ++h) {
       rotate_head(p, r, k + kv_at + h * p.head_dim, k_pages + to + h * p.stride_head);
@@ -75,22 +80,12 @@ void rope_append_tokens(const RopeAppendParams& p, size_t begin, size_t end, con
   }
 }
 
-template <class T>
-void rope_append_typed(const RopeAppendParams& p, size_t begin, size_t end, const void* q,
-                       const void* k, const void* v, const int32_t* slots, const int32_t* positions,
-                       const float* inv_freq, void* q_rot, void* k_pages, void* v_pages) {
-  rope_append_tokens(p, begin, end, static_cast<const T*>(q), static_cast<const T*>(k),
-                     static_cast<const T*>(v), slots, positions, inv_freq, static_cast<T*>(q_rot),
-                     static_cast<T*>(k_pages), static_cast<T*>(v_pages));
-}
-
-void rope_append_range(const RopeAppendParams& p, size_t begin, size_t end, const void* q,
-                       const void* k, const void* v, const int32_t* slots, const int32_t* positions,
-                       const float* inv_freq, void* q_rot, void* k_pages, void* v_pages) {
-  auto typed = &rope_append_typed<float>;
-  if (p.dtype == FloatType::f16) typed = &rope_append_typed<f16>;
-  if (p.dtype == FloatType::bf16) typed = &rope_append_typed<bf16>;
-  typed(p, begin, end, q, k, v, slots, positions, inv_freq, q_rot, k_pages, v_pages);
+void rope_append_range(const RopeAppendParams& p, size_t begin, size_t end,
+                       const RopeAppendArrays& arrays) {
+  auto tokens = &rope_append_tokens<float>;
+  if (p.dtype == FloatType::f16) tokens = &rope_append_tokens<f16>;
+  if (p.dtype == FloatType::bf16) tokens = &rope_append_tokens<bf16>;
+  tokens(p, begin, end, arrays);
 }
 
 }  // namespace

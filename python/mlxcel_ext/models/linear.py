@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from .. import _ext
 from ..ops.linear import PackedWeight, linear, on_cpu
 
 #: Quantized formats that the CPU kernels know; others run on mx.quantized_matmul.
@@ -58,6 +59,11 @@ class Linear:
             self._packed = PackedWeight(*self._stored, *self._quantization[:2])
             self._stored = None
         return self._packed
+
+    def packed_layer(self) -> _ext.PackedLayer | None:
+        """The layer as DecoderStack takes it; None where it does not run on the CPU kernels."""
+        packed = self._pack()
+        return None if packed is None else _ext.PackedLayer(packed.arrays, packed.layout, self.bias)
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from .. import _ext, env
 from ..ops import swiglu
 from .batch import AttentionBatch
 from .config import ModelConfig
+from .decoder_stack import DecoderStack, KVPages
 from .linear import Embedding, Linear
 from .progress import Progress
 from .rope import inverse_frequencies
@@ -18,13 +20,6 @@ from .unfused import Kernels, choose_kernels
 if TYPE_CHECKING:
     from .loader import Weights
     from .weights import Weight
-
-
-class KVPages(Protocol):
-    """Per layer, the pages of keys and values: [num_pages, page_size, num_kv_heads, head_dim]."""
-
-    k_pages: list[mx.array]
-    v_pages: list[mx.array]
 
 
 class Projection:
@@ -46,6 +41,10 @@ class Projection:
     @property
     def arrays(self) -> list[mx.array]:
         return [a for linear in self._linears for a in linear.arrays]
+
+    @property
+    def linears(self) -> list[Linear]:
+        return self._linears
 
 
 class Model:
@@ -83,6 +82,7 @@ class Model:
             mx.eval(layer.arrays)
             self._layers.append(layer)
             step(index + 1, config.num_layers)
+        self._stack = self._make_stack(rope)
 
     def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: KVPages) -> mx.array:
         """Append the tokens to the pages and predict what follows them.
@@ -103,6 +103,8 @@ class Model:
         """
         # The residual stream crosses layers un-normalised: every add is fused with the norm that follows it.
         residual = self._embedding.rows(tokens, self.dtype)
+        if self._stack is not None:
+            return self._head(self._stack(residual, batch, kv))
         x = self._layers[0].rms_norm(residual, self._layers[0].input_norm)
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
@@ -113,6 +115,16 @@ class Model:
             following = self._norm if index == last else self._layers[index + 1].input_norm
             x, residual = layer.transform(attended, residual, following)
         return self._head(x)
+
+    def _make_stack(self, rope: _Rope) -> DecoderStack | None:
+        """All layers as one primitive, where every one of them runs on the CPU kernels."""
+        if not self._kernels.all_fused or not env.switch("MLXCEL_FUSED_LAYERS"):
+            return None
+        packed = [layer.packed() for layer in self._layers]
+        layers = [layer for layer in packed if layer is not None]
+        if len(layers) < len(packed):
+            return None
+        return DecoderStack(self.config, layers, self._norm, rope.inv_freq, rope.scale)
 
 
 class _Rope:
@@ -162,6 +174,25 @@ class _Layer:
         """Everything that the layer keeps, to be read from the file in one go."""
         matrices = [*self._qkv.arrays, *self._output.arrays, *self._gate_up.arrays, *self._down.arrays]
         return [self.input_norm, self._post_norm, *matrices, *self._head_norms]
+
+    def packed(self) -> _ext.DecoderLayer | None:
+        """The layer as DecoderStack takes it; None where a matrix does not run on the CPU kernels."""
+        groups = (self._qkv.linears, [self._output], self._gate_up.linears, [self._down])
+        qkv, output, gate_up, down = ([linear.packed_layer() for linear in group] for group in groups)
+        if None in (*qkv, *output, *gate_up, *down):
+            return None
+        q_norm, k_norm = self._head_norms or (None, None)
+        return _ext.DecoderLayer(
+            qkv=qkv,
+            output=output,
+            gate_up=gate_up,
+            down=down,
+            input_norm=self.input_norm,
+            post_norm=self._post_norm,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            window_left=self._window,
+        )
 
     def attend(self, x: mx.array, batch: AttentionBatch, kv: KVPages, index: int) -> mx.array:
         """[tokens, num_qo_heads * head_dim]: what the tokens read from the pages, theirs included."""

@@ -14,22 +14,27 @@ from ..ops import AttentionPlan, PageTable
 
 
 class Kernels(NamedTuple):
-    """The three ops of a layer that have a switch, and the name of the attention's path for the counters."""
+    """The three ops of a layer that have a switch, the name of the attention's path for the counters, and whether all
+    three are ours."""
 
     add_rms_norm: Callable[..., tuple[mx.array, mx.array]]
     rope_append: Callable[..., tuple[mx.array, mx.array, mx.array]]
     paged_attention: Callable[..., Any]
     attention_path: str
+    all_fused: bool
 
 
 def choose_kernels() -> Kernels:
     """Ours, but for those that are switched off."""
-    fused = env.switch("MLXCEL_PAGED_ATTENTION_V2")
+    attention, norm, rope = (
+        env.switch(f"MLXCEL_{name}") for name in ("PAGED_ATTENTION_V2", "FUSED_ADD_RMSNORM", "FUSED_ROPE_APPEND")
+    )
     return Kernels(
-        ops.add_rms_norm if env.switch("MLXCEL_FUSED_ADD_RMSNORM") else add_rms_norm,
-        ops.rope_append if env.switch("MLXCEL_FUSED_ROPE_APPEND") else rope_append,
-        ops.paged_attention if fused else gather_attention,
-        "fused_v2" if fused else "gather",
+        ops.add_rms_norm if norm else add_rms_norm,
+        ops.rope_append if rope else rope_append,
+        ops.paged_attention if attention else gather_attention,
+        "fused_v2" if attention else "gather",
+        attention and norm and rope,
     )
 
 

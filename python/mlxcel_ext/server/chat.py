@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from ..outputs import RequestOutput, TokenLogprob
 from ..sampling_params import GrammarSpec
-from .body import read_json
+from .answer import Answer, answer
 from .errors import bad_request
 from .generation import Generation, Work, check_length, seeded, tokenize
 from .json_scan import CallDelta
 from .messages import render
-from .middleware import LOG_FIELDS
 from .params import grammar_of, sampling_params, schema_grammar
-from .protocol import ChatCompletionRequest, NamedToolChoice, encode
-from .respond import json_response, stream_response
-from .sse import event, until_disconnect
+from .protocol import ChatCompletionRequest, NamedToolChoice, Usage
 from .state import ServerState
 from .tools import PARSERS, Delta, ForcedParser, ToolParser, detect_parser, forced_schema
 
@@ -103,19 +97,18 @@ class _Choice:
         return {**message, "tool_calls": calls} if calls else message
 
 
-class _Job:
-    """One request on its way: prompt rendered and tokenized, works and choices made."""
+class _Answer(Answer[ChatCompletionRequest]):
+    """n answers to one conversation."""
+
+    id_prefix = "chatcmpl"
+    whole_kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
 
     def __init__(
         self, state: ServerState, request: ChatCompletionRequest, log_fields: dict[str, Any]
     ) -> None:
-        self.state = state
-        self.log_fields = log_fields
-        self.request = request
-        self.id = f"chatcmpl-{uuid.uuid4().hex}"
-        self.created = int(time.time())
+        super().__init__(state, request, log_fields)
         self.choices: list[_Choice] = []
-        self.works: list[Work] = []
         self.prompt_ids: list[int] = []
 
     async def prepare(self) -> None:
@@ -179,50 +172,33 @@ class _Job:
             family = detect_parser(template.source if template else "")
         return PARSERS[family]() if family in PARSERS else None
 
-    def generation(self) -> Generation:
-        request = self.request
-        return Generation(
-            self.state,
-            self.works,
-            self.log_fields,
-            priority=request.priority or 0,
-            cache_salt=request.cache_salt,
-        )
+    def usage(self, generation: Generation) -> Usage:
+        return generation.usage(len(self.prompt_ids))
 
-    def envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.request.model or self.state.settings.name,
-            "choices": choices,
-        }
+    def add(self, index: int, output: RequestOutput) -> None:
+        self.choices[index].add(output)
 
-    async def whole(self) -> Response:
-        async with self.generation() as generation:
-            async for batch in generation:
-                for index, output in batch:
-                    self.choices[index].add(output)
-            usage = generation.usage(len(self.prompt_ids))
+    def whole(self) -> dict[str, Any]:
+        request, texts = self.request, self.state.texts
         choices = []
         for index, choice in enumerate(self.choices):
             out = {
                 "index": index,
                 "message": choice.message(),
-                "logprobs": self.state.texts.chat_logprobs(choice.entries) if self.request.logprobs else None,
+                "logprobs": texts.chat_logprobs(choice.entries) if request.logprobs else None,
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
             }
-            if self.request.return_token_ids:
+            if request.return_token_ids:
                 out["token_ids"] = choice.token_ids
             choices.append(out)
-        body = {**self.envelope("chat.completion", choices), "usage": usage}
+        body: dict[str, Any] = {"choices": choices}
         first = self.choices[0]
-        if self.request.prompt_logprobs is not None and first.prompt_logprobs is not None:
-            body["prompt_logprobs"] = self.state.texts.prompt_logprobs(self.prompt_ids, first.prompt_logprobs)
-        if self.request.return_token_ids:
+        if request.prompt_logprobs is not None and first.prompt_logprobs is not None:
+            body["prompt_logprobs"] = texts.prompt_logprobs(self.prompt_ids, first.prompt_logprobs)
+        if request.return_token_ids:
             body["prompt_token_ids"] = self.prompt_ids
-        return json_response(body)
+        return body
 
     def _per_token(self, choice: _Choice) -> dict[str, Any]:
         """What a chunk says of the tokens since the last one: a token whose text is held back waits with it."""
@@ -234,49 +210,26 @@ class _Job:
         choice.entries, choice.token_ids = [], []
         return fields
 
-    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        options = self.request.stream_options
-        include_usage = bool(options and options.include_usage)
-        every_usage = bool(options and options.continuous_usage_stats)
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        choice = self.choices[index]
 
-        def chunk(index: int, delta: dict[str, Any], **fields: Any) -> bytes:
-            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
-            body = self.envelope("chat.completion.chunk", [choice])
-            if include_usage or every_usage:
-                body["usage"] = generation.usage(len(self.prompt_ids)) if every_usage else None
-            return event(encode(body))
+        def chunk(delta: dict[str, Any], **fields: Any) -> dict[str, Any]:
+            return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
 
-        async for batch in generation:
-            events = []
-            for index, output in batch:
-                choice = self.choices[index]
-                deltas = choice.add(output)
-                if not choice.started and (output.token_ids or output.finished):
-                    choice.started = True
-                    events.append(chunk(index, {"role": "assistant", "content": ""}))
-                for delta in deltas:
-                    content = (
-                        {"content": delta}
-                        if isinstance(delta, str)
-                        else {"tool_calls": [choice.call_chunk(delta)]}
-                    )
-                    events.append(chunk(index, content, **self._per_token(choice)))
-                if output.finished:
-                    ending = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
-                    events.append(chunk(index, {}, **self._per_token(choice), **ending))
-            yield b"".join(events)
-        if include_usage:
-            usage = generation.usage(len(self.prompt_ids))
-            yield event(encode({**self.envelope("chat.completion.chunk", []), "usage": usage}))
+        deltas = choice.add(output)
+        if not choice.started and (output.token_ids or output.finished):
+            choice.started = True
+            yield chunk({"role": "assistant", "content": ""})
+        for delta in deltas:
+            if isinstance(delta, str):
+                yield chunk({"content": delta}, **self._per_token(choice))
+            else:
+                yield chunk({"tool_calls": [choice.call_chunk(delta)]}, **self._per_token(choice))
+        if output.finished:
+            ending = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+            yield chunk({}, **self._per_token(choice), **ending)
 
 
 async def chat_completions(request: Request) -> Any:
     """Handler of POST /v1/chat/completions."""
-    state: ServerState = request.app.state.server
-    body = await read_json(request, ChatCompletionRequest, state.settings.max_body_bytes)
-    state.check_model(body.model)
-    job = _Job(state, body, request.scope[LOG_FIELDS])
-    await job.prepare()
-    if body.stream:
-        return await stream_response(job.generation(), job.events)
-    return await until_disconnect(request.receive, job.whole())
+    return await answer(request, _Answer, ChatCompletionRequest)

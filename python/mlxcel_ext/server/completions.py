@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from ..outputs import RequestOutput, TokenLogprob
 from ..sampling_params import SamplingParams
-from .body import read_json
+from .answer import Answer, answer
 from .errors import bad_request
 from .generation import Generation, Work, check_length, seeded, tokenize
-from .middleware import LOG_FIELDS
 from .params import grammar_of, sampling_params
-from .protocol import CompletionRequest, encode
-from .respond import json_response, stream_response
-from .sse import event, until_disconnect
+from .protocol import CompletionRequest, Usage
 from .state import ServerState
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's and vLLM's
@@ -90,17 +84,15 @@ class _Choice:
         return out
 
 
-class _Job:
-    """One request on its way: prompts tokenized, works and choices made."""
+class _Answer(Answer[CompletionRequest]):
+    """A choice for each of the prompts' n."""
+
+    id_prefix = "cmpl"
+    whole_kind = chunk_kind = "text_completion"
 
     def __init__(self, state: ServerState, request: CompletionRequest, log_fields: dict[str, Any]) -> None:
-        self.state = state
-        self.log_fields = log_fields
-        self.request = request
-        self.id = f"cmpl-{uuid.uuid4().hex}"
-        self.created = int(time.time())
+        super().__init__(state, request, log_fields)
         self.choices: list[_Choice] = []
-        self.works: list[Work] = []
         self.prompt_tokens = 0
         self.scoring = request.max_tokens == 0
 
@@ -156,55 +148,23 @@ class _Job:
             grammar=grammar_of(request),
         )
 
-    def generation(self) -> Generation:
-        request = self.request
-        return Generation(
-            self.state,
-            self.works,
-            self.log_fields,
-            priority=request.priority or 0,
-            cache_salt=request.cache_salt,
-        )
+    def usage(self, generation: Generation) -> Usage:
+        return generation.usage(self.prompt_tokens, 0 if self.scoring else None)
 
-    def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.request.model or self.state.settings.name,
-            "choices": choices,
-        }
+    def add(self, index: int, output: RequestOutput) -> None:
+        self.choices[index].add(output)
 
-    async def whole(self) -> Response:
-        async with self.generation() as generation:
-            async for batch in generation:
-                for index, output in batch:
-                    self.choices[index].add(output)
-            usage = generation.usage(self.prompt_tokens, 0 if self.scoring else None)
-        choices = [
+    def whole(self) -> dict[str, Any]:
+        taken = [
             choice.take(self.state, index, self.request, True) for index, choice in enumerate(self.choices)
         ]
-        return json_response({**self.envelope(choices), "usage": usage})
+        return {"choices": taken}
 
-    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        options = self.request.stream_options
-        include_usage = bool(options and options.include_usage)
-        every_usage = bool(options and options.continuous_usage_stats)
-        async for batch in generation:
-            events = []
-            for index, output in batch:
-                choice = self.choices[index]
-                choice.add(output)
-                if not (choice.text or choice.tokens or choice.token_ids or output.finished):
-                    continue
-                chunk = self.envelope([choice.take(self.state, index, self.request, output.finished)])
-                if include_usage or every_usage:
-                    chunk["usage"] = generation.usage(self.prompt_tokens) if every_usage else None
-                events.append(event(encode(chunk)))
-            yield b"".join(events)
-        if include_usage:
-            usage = generation.usage(self.prompt_tokens, 0 if self.scoring else None)
-            yield event(encode({**self.envelope([]), "usage": usage}))
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        choice = self.choices[index]
+        choice.add(output)
+        if choice.text or choice.tokens or choice.token_ids or output.finished:
+            yield choice.take(self.state, index, self.request, output.finished)
 
 
 def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -232,11 +192,4 @@ def _checked(ids: list[int]) -> list[int]:
 
 async def completions(request: Request) -> Any:
     """Handler of POST /v1/completions."""
-    state: ServerState = request.app.state.server
-    body = await read_json(request, CompletionRequest, state.settings.max_body_bytes)
-    state.check_model(body.model)
-    job = _Job(state, body, request.scope[LOG_FIELDS])
-    await job.prepare()
-    if body.stream:
-        return await stream_response(job.generation(), job.events)
-    return await until_disconnect(request.receive, job.whole())
+    return await answer(request, _Answer, CompletionRequest)

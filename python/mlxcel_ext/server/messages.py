@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from typing import Any
 
 import msgspec
@@ -59,14 +60,44 @@ def render(state: ServerState, request: ChatCompletionRequest) -> str:
     messages = [as_template_message(message, index) for index, message in enumerate(request.messages)]
     use_tools = bool(request.tools) and request.tool_choice != "none"
     tools = [msgspec.to_builtins(tool) for tool in request.tools or []] if use_tools else None
-    return render_messages(
-        state,
-        messages,
-        tools,
-        add_generation_prompt=request.add_generation_prompt is not False,
-        continue_final=bool(request.continue_final_message),
-        kwargs={**state.settings.chat_template_kwargs, **(request.chat_template_kwargs or {})},
-    )
+    kwargs = {**state.settings.chat_template_kwargs, **(request.chat_template_kwargs or {})}
+    if request.continue_final_message:
+        if request.add_generation_prompt:
+            raise bad_request(
+                "continue_final_message and add_generation_prompt exclude each other",
+                "continue_final_message",
+                "invalid_value",
+            )
+        return _render_open(state, messages, tools, kwargs)
+    add = request.add_generation_prompt is not False
+    return render_messages(state, messages, tools, add_generation_prompt=add, kwargs=kwargs)
+
+
+def _render_open(
+    state: ServerState,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    kwargs: dict[str, Any],
+) -> str:
+    """The prompt up to the end of the final message's text, for the model to go on from there."""
+    final = messages[-1]
+    if final["role"] != "assistant" or not final["content"]:
+        raise bad_request(
+            "continue_final_message wants a final message of the assistant with a text",
+            "continue_final_message",
+            "invalid_value",
+        )
+    # A mark shows where that text ends: the text itself may stand elsewhere too, even in the template's own words.
+    mark = uuid.uuid4().hex
+    marked = [*messages[:-1], {**final, "content": final["content"] + mark}]
+    text, found, _ = render_messages(
+        state, marked, tools, add_generation_prompt=False, kwargs=kwargs
+    ).rpartition(mark)
+    if not found:
+        raise bad_request(
+            "The model's chat template does not show the final message", "messages", "template_error"
+        )
+    return text
 
 
 def render_messages(
@@ -75,7 +106,6 @@ def render_messages(
     tools: list[dict[str, Any]] | None = None,
     *,
     add_generation_prompt: bool = True,
-    continue_final: bool = False,
     kwargs: dict[str, Any] | None = None,
 ) -> str:
     """Text of the messages by the model's template."""
@@ -94,19 +124,12 @@ def render_messages(
             "chat_template_kwargs",
             "invalid_value",
         )
-    if continue_final and add_generation_prompt:
-        add_generation_prompt = False
     try:
-        text = template.render(
+        return template.render(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, **(kwargs or {})
         )
     except ValueError as error:
         raise bad_request(str(error), "messages", "template_error") from None
-    if continue_final:
-        last = messages[-1]["content"].strip()
-        end = text.rfind(last) + len(last) if last in text else len(text)
-        text = text[:end]
-    return text
 
 
 def _with_instructions(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:

@@ -137,7 +137,7 @@ class HermesParser(ToolParser):
     """Hermes, Qwen 2.5 and Qwen 3: <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
 
     _BEGIN, _END = "<tool_call>", "</tool_call>"
-    markers = (_BEGIN,)
+    markers: tuple[str, ...] = (_BEGIN,)
 
     def _in_calls(self, char: str) -> list[Delta]:
         return self._scan(char)

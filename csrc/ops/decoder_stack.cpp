@@ -1,0 +1,156 @@
+#include "ops/decoder_stack.h"
+
+#include <cmath>
+
+#include "common/check.h"
+#include "common/layout.h"
+#include "common/pool.h"
+#include "mlx/transforms.h"
+
+namespace mlxcel {
+namespace {
+
+constexpr const char* kOp = "decoder_stack";
+
+/// An array that is never computed: for checks that read a shape and a dtype alone.
+mx::array stand_in(mx::Shape shape, mx::Dtype dtype) {
+  return mx::array(std::move(shape), dtype, nullptr, {});
+}
+
+/// Checks layers of one input; returns the sum of their out_features.
+int check_layers(std::vector<PackedLayer>& parts, int in_features, mx::Dtype dtype) {
+  int columns = 0;
+  for (PackedLayer& part : parts) {
+    part.params = packed_linear_params(kOp, stand_in({1, in_features}, dtype), part.packed,
+                                       part.layout, part.bias);
+    columns += part.params.n;
+  }
+  return columns;
+}
+
+void check_columns(const char* name, int columns, int wanted) {
+  if (columns != wanted) {
+    fail(kOp, name, " must have ", wanted, " out_features in all, got ", columns, ".");
+  }
+}
+
+void check_layer(DecoderLayer& layer, const DecoderStack::Weights& w, mx::Dtype dtype) {
+  const int heads = w.shape.num_qo_heads, kv_heads = w.shape.num_kv_heads, dim = w.shape.head_dim;
+  check_columns("qkv", check_layers(layer.qkv, w.hidden, dtype), (heads + 2 * kv_heads) * dim);
+  check_columns("output", check_layers(layer.output, heads * dim, dtype), w.hidden);
+  check_columns("gate_up", check_layers(layer.gate_up, w.hidden, dtype), 2 * w.intermediate);
+  check_columns("down", check_layers(layer.down, w.intermediate, dtype), w.hidden);
+  const auto check_norm = [&](const char* name, const mx::array& norm, int size) {
+    check_shape(kOp, name, norm, {size});
+    check_dtype(kOp, name, norm, dtype);
+  };
+  check_norm("input_norm", layer.input_norm, w.hidden);
+  check_norm("post_norm", layer.post_norm, w.hidden);
+  if (layer.q_norm.has_value() != layer.k_norm.has_value()) {
+    fail(kOp, "q_norm and k_norm must be given together.");
+  }
+  if (layer.q_norm) {
+    check_norm("q_norm", *layer.q_norm, dim);
+    check_norm("k_norm", *layer.k_norm, dim);
+  }
+}
+
+/// Row-contiguous and evaluated: kernels read the buffers without a graph.
+void settle(Arrays arrays) {
+  mx::eval(std::move(arrays));
+}
+
+void settle(DecoderLayer& layer) {
+  Arrays arrays{layer.input_norm, layer.post_norm};
+  if (layer.q_norm) arrays.insert(arrays.end(), {*layer.q_norm, *layer.k_norm});
+  for (const auto* parts : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+    for (const PackedLayer& part : *parts) {
+      arrays.insert(arrays.end(), part.packed.begin(), part.packed.end());
+      if (part.bias) arrays.push_back(*part.bias);
+    }
+  }
+  settle(std::move(arrays));
+}
+
+}  // namespace
+
+DecoderStack::DecoderStack(std::vector<DecoderLayer> layers, const mx::array& final_norm,
+                           const mx::array& inv_freq, const DecoderShape& shape) {
+  if (layers.empty() || layers[0].down.empty()) {
+    fail(kOp, "layers must hold at least one layer with all of its weights.");
+  }
+  check_ndim(kOp, "final_norm", final_norm, 1, "[hidden]");
+  check_ndim(kOp, "inv_freq", inv_freq, 1, "[rotary_dim / 2]");
+  check_dtype(kOp, "inv_freq", inv_freq, mx::float32);
+  Weights w{std::move(layers), final_norm, inv_freq, shape, final_norm.shape(0), 0};
+  w.intermediate = w.layers[0].down[0].layout.in_features;
+  if (2 * inv_freq.shape(0) > shape.head_dim) {
+    fail(kOp, "inv_freq must have at most head_dim / 2 = ", shape.head_dim / 2, " elements, got ",
+         inv_freq.shape(0), ".");
+  }
+  for (DecoderLayer& layer : w.layers) {
+    check_layer(layer, w, final_norm.dtype());
+    settle(layer);
+  }
+  settle({final_norm, inv_freq});
+  weights_ = std::make_shared<const Weights>(std::move(w));
+}
+
+Arrays DecoderStack::operator()(const mx::array& hidden, const Arrays& k_pages,
+                                const Arrays& v_pages, const mx::array& slots,
+                                const mx::array& positions, const AttentionTable& table,
+                                const AttentionTiles& tiles,
+                                const std::optional<mx::array>& logit_rows,
+                                mx::StreamOrDevice s_) const {
+  const Weights& w = *weights_;
+  check_ndim(kOp, "hidden", hidden, 2, "[tokens, hidden size]");
+  const int tokens = hidden.shape(0);
+  check_shape(kOp, "hidden", hidden, {tokens, w.hidden});
+  check_dtype(kOp, "hidden", hidden, w.final_norm.dtype());
+  if (k_pages.size() != w.layers.size() || v_pages.size() != w.layers.size()) {
+    fail(kOp, "k_pages and v_pages must have one pool for each of ", w.layers.size(),
+         " layers, got ", k_pages.size(), " and ", v_pages.size(), ".");
+  }
+  for (const auto& [name, a] : {std::pair{"slots", &slots}, {"positions", &positions}}) {
+    check_shape(kOp, name, *a, {tokens});
+    check_dtype(kOp, name, *a, mx::int32);
+  }
+  if (logit_rows) {
+    check_ndim(kOp, "logit_rows", *logit_rows, 1, "[rows]");
+    check_dtype(kOp, "logit_rows", *logit_rows, mx::int32);
+  }
+  for (size_t i = 0; i < k_pages.size(); ++i) {
+    pool_layout(kOp, k_pages[i], v_pages[i], "NHD");
+    check_shape(kOp, "k_pages", k_pages[i], k_pages[0].shape());
+    check_dtype(kOp, "k_pages", k_pages[i], hidden.dtype());
+  }
+  const mx::array q = stand_in({tokens, w.shape.num_qo_heads, w.shape.head_dim}, hidden.dtype());
+  AttentionOptions options;
+  options.sm_scale = 1.0f / std::sqrt(static_cast<float>(w.shape.head_dim));
+  const PagedAttentionParams attention =
+      attention_params(kOp, q, k_pages[0], v_pages[0], table, tiles, std::nullopt, options);
+
+  const mx::Stream s = mx::to_stream(s_);
+  Arrays inputs{row_contiguous(hidden, s), row_contiguous(slots, s), row_contiguous(positions, s)};
+  if (logit_rows) inputs.push_back(row_contiguous(*logit_rows, s));
+  const int rows = logit_rows ? logit_rows->shape(0) : tokens;
+  std::vector<mx::Shape> shapes{{rows, w.hidden}};
+  for (size_t i = 0; i < k_pages.size(); ++i) {
+    inputs.insert(inputs.end(), {k_pages[i], v_pages[i]});
+    shapes.insert(shapes.end(), 2, k_pages[i].shape());
+  }
+  const Arrays rest =
+      attention_inputs(hidden, k_pages[0], v_pages[0], table, tiles, std::nullopt, s);
+  inputs.insert(inputs.end(), rest.begin(), rest.end());
+  const std::vector<mx::Dtype> dtypes(shapes.size(), hidden.dtype());
+  return mx::array::make_arrays(
+      shapes, dtypes,
+      std::make_shared<RunDecoderStack>(s, weights_, attention, logit_rows.has_value()),
+      std::move(inputs));
+}
+
+void RunDecoderStack::eval_gpu(const Arrays&, Arrays&) {
+  throw std::runtime_error("[decoder_stack] runs on CPU streams only.");
+}
+
+}  // namespace mlxcel

@@ -1,0 +1,81 @@
+"""The layers of a llama-like model as one primitive on CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from .. import _ext
+from .batch import AttentionBatch
+from .config import ModelConfig
+
+
+class KVPages(Protocol):
+    """Per layer, the pages of keys and values: [num_pages, page_size, num_kv_heads, head_dim]."""
+
+    k_pages: list[mx.array]
+    v_pages: list[mx.array]
+
+
+class DecoderStack:
+    """Runs every layer between embedding and head in one node of MLX's graph: the same kernels, the same bits.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        Shapes.
+    layers : sequence of _ext.DecoderLayer
+        Their weights.
+    final_norm, inv_freq : mx.array
+        Weight of the norm behind the last layer; the rotary frequencies.
+    rope_scale : float
+        Multiplies cosine and sine.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layers: Sequence[_ext.DecoderLayer],
+        final_norm: mx.array,
+        inv_freq: mx.array,
+        rope_scale: float,
+    ) -> None:
+        self._config = config
+        shape = _ext.DecoderShape(
+            num_qo_heads=config.num_qo_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            norm_eps=config.rms_norm_eps,
+            rope_scale=rope_scale,
+        )
+        self._stack = _ext.DecoderStack(list(layers), final_norm, inv_freq, shape)
+
+    def __call__(self, hidden: mx.array, batch: AttentionBatch, kv: KVPages) -> mx.array:
+        """Normed output of the last layer, of batch.logit_rows alone where given; kv gets its new handles."""
+        config, table, plan = self._config, batch.table, batch.plan
+        table.validate(kv.k_pages[0].shape[0])
+        for window in set(config.windows):
+            plan.check(
+                "decoder_stack",
+                table,
+                batch.qo_indptr,
+                config.num_qo_heads,
+                config.num_kv_heads,
+                True,
+                window,
+            )
+        out, *pages = self._stack(
+            hidden,
+            kv.k_pages,
+            kv.v_pages,
+            table.slots_on_device(batch.qo_indptr, kv.k_pages[0].shape[0]),
+            batch.positions,
+            table.on_device(plan.qo_indptr),
+            plan.on_device(),
+            batch.logit_rows,
+            stream=mx.cpu,
+        )
+        kv.k_pages, kv.v_pages = pages[::2], pages[1::2]
+        return out
