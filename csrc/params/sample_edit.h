@@ -33,7 +33,7 @@ struct EditLogitsParams {
 static_assert(sizeof(EditLogitsParams) == 28);
 
 /// A count of occurrences in the output, and a flag for the prompt.
-constexpr uint32_t kInPrompt = 0x80000000u;
+MLXCEL_CONSTANT uint32_t kInPrompt = 0x80000000u;
 
 struct CountTokensParams {
   int32_t num_tokens;
