@@ -165,6 +165,7 @@ class Run {
 void decoder_stack(const DecoderParams& params, const DecoderArrays& arrays,
                    std::span<const DecoderLayerArrays> layers, std::span<const PagePair> pages) {
   if (params.norm.rows == 0) return;
+  const KeepAwake keep_awake;
   Run(params, arrays).layers(layers, pages);
 }
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from .. import _ext, env
 from ..ops import swiglu
+from ..ops.memory import use_huge_pages
 from .batch import AttentionBatch
 from .config import ModelConfig
 from .decoder_stack import DecoderStack, KVPages
@@ -82,6 +83,7 @@ class Model:
             mx.eval(layer.arrays)
             self._layers.append(layer)
             step(index + 1, config.num_layers)
+        use_huge_pages([a for part in (self._embedding, self._head, *self._layers) for a in part.arrays])
         self._stack = self._make_stack(rope)
 
     def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: KVPages) -> mx.array:
