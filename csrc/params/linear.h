@@ -53,4 +53,15 @@ struct LinearParams {
 };
 static_assert(sizeof(LinearParams) == 48);
 
+/// Whether the GPU kernels take a layer: few rows of f16 or bf16, against a weight of the same type
+/// or of 4 bits in groups of 64 or 128 with scales of that type, not packed.
+constexpr bool gpu_linear(const LinearParams& p) {
+  constexpr int64_t kMaxRows = 64;
+  const bool f16 = p.dtype == FloatType::f16;
+  const bool dense = p.format == (f16 ? WeightFormat::f16 : WeightFormat::bf16);
+  const bool q4 = p.format == WeightFormat::q4 && p.scales == p.dtype && p.group_size % 64 == 0;
+  return (f16 || p.dtype == FloatType::bf16) && (dense || q4) && !p.packed &&
+         (!p.has_bias || p.bias == p.dtype) && p.rows <= kMaxRows && p.k % 64 == 0;
+}
+
 }  // namespace mlxcel
