@@ -21,13 +21,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 #: Prompts in, seconds (and what else the arm tells) out.
 Generate = Callable[[list[str], int], dict[str, Any]]
 
-WORDS = "time year people way day man thing woman life child world school state family student group country".split()
+WORDS = (
+    "time",
+    "year",
+    "people",
+    "way",
+    "day",
+    "man",
+    "thing",
+    "woman",
+    "life",
+    "child",
+    "world",
+    "school",
+    "state",
+)
 CHECKS = [
     "What is the capital of France?",
     "Write a short story about a lighthouse keeper.",
@@ -88,11 +102,9 @@ def mlx_lm(folder: str, threads: int) -> Generate:
 
     def generate(prompts: list[str], new: int) -> dict[str, Any]:
         (prompt,) = prompts
-        ids: list[int] = []
         begin = time.perf_counter()
         prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
-        for answer in peer.stream_generate(model, tokenizer, prompt_ids, max_tokens=new):
-            ids.append(answer.token)
+        ids = [answer.token for answer in peer.stream_generate(model, tokenizer, prompt_ids, max_tokens=new)]
         return {"seconds": time.perf_counter() - begin, "ids": [ids[:new]]}
 
     return generate
@@ -184,6 +196,23 @@ def check_texts(ours: Worker, peer: Worker, tokens: int) -> list[dict[str, Any]]
     return found
 
 
+def interleave(
+    workers: dict[str, Worker], prompts: Prompts, rounds: int, prompt: int, new: int
+) -> Iterator[dict[str, Any]]:
+    """A record of each case in each round, then the medians. The order turns from round to round."""
+    cases = [(arm, 1, *((32, 8) if arm == "mlx-lm" else (prompt, new))) for arm in workers]
+    cases += [("mlxcel", 4, prompt, new)] * ("mlxcel" in workers)
+    seen: dict[tuple[str, int], list[dict[str, float]]] = {}
+    for turn in range(rounds):
+        for arm, streams, length, more in cases[turn % len(cases) :] + cases[: turn % len(cases)]:
+            rates = measure(workers[arm], prompts, streams, length, more)
+            seen.setdefault((arm, streams), []).append(rates)
+            yield {"round": turn, "arm": arm, "streams": streams, "prompt": length, "new": more} | rates
+    for (arm, streams), found in seen.items():
+        rates = {name: round(statistics.median(r[name] for r in found), 1) for name in found[0]}
+        yield {"median": arm, "streams": streams} | rates
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -199,46 +228,43 @@ def main() -> None:
     parser.add_argument("--checks", action="store_true")
     parser.add_argument("--worker", choices=ARMS)
     args = parser.parse_args()
-    if args.worker is not None:
-        return work(args.worker, args.model, args.threads)
+    if args.worker is None:
+        compare(args)
+    else:
+        work(args.worker, args.model, args.threads)
 
+
+def compare(args: argparse.Namespace) -> None:
     import mlx_lm_folder
-
     from mlxcel_ext.models import hub
 
     path = args.model or str(hub.resolve("smollm2"))
     prompts = Prompts(path)
-    records: list[dict[str, Any]] = [{"threads": args.threads, "load": os.getloadavg()}]
+    records: list[dict[str, Any]] = []
+
+    def add(record: dict[str, Any]) -> None:
+        records.append(record)
+        print(json.dumps(record), flush=True)
+
+    add({"threads": args.threads, "load": os.getloadavg()})
     with tempfile.TemporaryDirectory() as folder:
-        if "mlx-lm" in args.arms:
-            mlx_lm_folder.write(pathlib.Path(folder) / "model")
         paths = {"mlx-lm": f"{folder}/model"}
+        if "mlx-lm" in args.arms:
+            mlx_lm_folder.write(pathlib.Path(paths["mlx-lm"]))
         pythons = {"llama.cpp": args.llama_python}
         workers = {
             arm: Worker(pythons.get(arm, sys.executable), arm, paths.get(arm, path), args.threads)
             for arm in args.arms
         }
-        cases = [(arm, 1, args.prompt, args.new) for arm in args.arms if arm != "mlx-lm"]
-        cases += [("mlxcel", 4, args.prompt, args.new)] * ("mlxcel" in args.arms)
-        cases += [("mlx-lm", 1, 32, 8)] * ("mlx-lm" in args.arms)
-        for turn in range(args.rounds):
-            for arm, streams, prompt, new in cases[turn % len(cases) :] + cases[: turn % len(cases)]:
-                rates = measure(workers[arm], prompts, streams, prompt, new)
-                records.append({"round": turn, "arm": arm, "streams": streams, "prompt": prompt, "new": new} | rates)
-                print(json.dumps(records[-1]), flush=True)
-        for arm, streams, *_ in cases:
-            mine = [r for r in records if r.get("arm") == arm and r["streams"] == streams]
-            medians = {k: round(statistics.median(r[k] for r in mine), 1) for k in ("prefill", "decode", "whole")}
-            records.append({"median": arm, "streams": streams} | medians)
-            print(json.dumps(records[-1]), flush=True)
+        for record in interleave(workers, prompts, args.rounds, args.prompt, args.new):
+            add(record)
         if args.checks:
+            for record in check_texts(workers["mlxcel"], workers["mlx-lm"], 64):
+                add(record)
             fresh = Worker(sys.executable, "mlxcel", path, args.threads)
             peak = fresh([prompts(args.prompt)], args.new)["peak"]
-            records.append({"peak_rss": peak, "file_bytes": pathlib.Path(path).stat().st_size})
+            add({"peak_rss": peak, "file_bytes": pathlib.Path(path).stat().st_size})
             fresh.close()
-            records += check_texts(workers["mlxcel"], workers["mlx-lm"], 64)
-            for record in records[-1 - len(CHECKS) :]:
-                print(json.dumps(record), flush=True)
         for worker in workers.values():
             worker.close()
     if args.out is not None:
