@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import statistics
 import time
@@ -170,6 +171,7 @@ def submit_behind(loop: EngineLoop, turns: int = 9) -> float:
 
 
 def engine(model: Model, batch: int, context: int, params: SamplingParams, steps: int, *, draw: bool) -> dict:
+    gc.collect()
     pages = batch * (-(-(context + 20 * steps + 40) // PAGE) + 1)
     config = EngineConfig(
         page_size=PAGE,
@@ -203,6 +205,7 @@ def engine(model: Model, batch: int, context: int, params: SamplingParams, steps
 
 def forward(model: Model, batch: int, context: int, steps: int) -> dict:
     """The forward pass at one length, without an engine."""
+    gc.collect()
     config = model.config
     each = -(-context // PAGE)
     kv = KVPool(config.num_layers, batch * each, PAGE, config.num_kv_heads, config.head_dim, mx.bfloat16)
