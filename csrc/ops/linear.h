@@ -33,9 +33,9 @@ mx::array quantized_linear(const mx::array& x, const mx::array& weight, const mx
                            const std::optional<mx::array>& bias = std::nullopt, int group_size = 64,
                            int bits = 4, mx::StreamOrDevice s = {});
 
-/// A weight in the layout that the CPU kernels read fastest: 32 rows interleaved
+/// A weight in the layout that the CPU kernels read fastest: 64 rows interleaved
 /// (params/linear.h has the shapes). Bytes are those of the row-major weight, but for padding of n
-/// to 8.
+/// to 64.
 ///
 /// format        one of "float32", "float16", "bfloat16", "q4", "q8"
 /// group_size    32, 64 or 128; 0 where dense

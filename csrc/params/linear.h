@@ -31,10 +31,13 @@ constexpr int32_t values_per_word(WeightFormat format) {
   return 0;
 }
 
+/// Rows of a weight that the packed layout interleaves.
+constexpr int32_t kPackedRows = 64;
+
 /// out[m, n] = sum_k x[m, k] * w[n, k] + bias[n]; quantized: w = scale * q + offset, one scale and
 /// one offset per group of `group_size` neighbours along k. Arrays are row-contiguous.
-/// packed: 32 rows of the weight are interleaved, (ceil(n / 32), words of a row, 32) uint32 with a
-/// zero-padded last word, and (ceil(n / 32), k / group_size, 32) scales and offsets.
+/// packed: kPackedRows = P rows of the weight are interleaved, (ceil(n / P), words of a row, P)
+/// uint32 with a zero-padded last word, and (ceil(n / P), k / group_size, P) scales and offsets.
 struct LinearParams {
   int64_t rows;  // of x and out
   int32_t n;     // out features
