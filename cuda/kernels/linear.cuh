@@ -8,8 +8,8 @@
 
 // Products of a few rows of x with a large weight: out = x w^T. The weight is read once, straight
 // from memory into the registers of the tensor cores: a sum over k may be taken in any order, so
-// each lane reads neighbouring elements of a row, and of x the same ones. Tokens are the columns of the
-// products.
+// each lane reads neighbouring elements of a row, and of x the same ones. Tokens are the columns of
+// the products.
 
 namespace mlxcel::cuda {
 
@@ -31,12 +31,12 @@ __device__ __forceinline__ uint2 load_weight(const uint2* p) {
   return v;
 }
 
-/// How a block shares the work. Warps that have the same rows share k; so do the blocks of a cluster.
-/// A gated layer computes silu(gate) * up: its weight has all rows of gate, then those of up, and a
-/// tile has 8 of each, which meet in one lane.
+/// How a block shares the work. Warps that have the same rows share k; so do the blocks of a
+/// cluster. A gated layer computes silu(gate) * up: its weight has all rows of gate, then those of
+/// up, and a tile has 8 of each, which meet in one lane.
 template <int RowTiles, int TokenTiles, int RowWarps, int KWarps, int Cluster, bool Gated>
 struct LinearTile {
-  static constexpr int kRowTiles = RowTiles;  // of 16 rows, a warp
+  static constexpr int kRowTiles = RowTiles;      // of 16 rows, a warp
   static constexpr int kTokenTiles = TokenTiles;  // of 8 tokens
   static constexpr int kKWarps = KWarps;
   static constexpr int kCluster = Cluster;
@@ -51,9 +51,7 @@ struct LinearTile {
 
   static __device__ __forceinline__ int row_warp() { return threadIdx.x / 32 % RowWarps; }
   static __device__ __forceinline__ int k_warp() { return threadIdx.x / 32 / RowWarps; }
-  static __device__ __forceinline__ int rank() {
-    return static_cast<int>(blockIdx.x) % Cluster;
-  }
+  static __device__ __forceinline__ int rank() { return static_cast<int>(blockIdx.x) % Cluster; }
   /// Which of those that share k the warp is, and how many they are.
   static __device__ __forceinline__ int part() { return rank() * KWarps + k_warp(); }
   static constexpr int kParts = Cluster * KWarps;
@@ -77,8 +75,8 @@ __device__ __forceinline__ void finish_linear(const LinearParams& p, const T* bi
   extern __shared__ float4 partial[];  // [kKWarps][kBlockTiles][kTokenTiles][32]
   constexpr int kTiles = Tile::kBlockTiles * Tile::kTokenTiles;
   const int lane = threadIdx.x % 32;
-  const int first = (Tile::k_warp() * Tile::kBlockTiles + Tile::row_warp() * Tile::kRowTiles) *
-                    Tile::kTokenTiles;
+  const int first =
+      (Tile::k_warp() * Tile::kBlockTiles + Tile::row_warp() * Tile::kRowTiles) * Tile::kTokenTiles;
 #pragma unroll
   for (int r = 0; r < Tile::kRowTiles; ++r) {
 #pragma unroll
@@ -199,8 +197,8 @@ template <class T, class Tile>
 __device__ __forceinline__ void q4_linear(const LinearParams& p, const T* __restrict__ x,
                                           const uint32_t* __restrict__ weight,
                                           const T* __restrict__ scales,
-                                          const T* __restrict__ offsets,
-                                          const T* __restrict__ bias, T* out) {
+                                          const T* __restrict__ offsets, const T* __restrict__ bias,
+                                          T* out) {
   constexpr uint32_t kMagic = std::is_same_v<T, f16> ? 0x64006400u : 0x43004300u;
   constexpr uint32_t kOnes = std::is_same_v<T, f16> ? 0x3c003c00u : 0x3f803f80u;
   constexpr float kBias = std::is_same_v<T, f16> ? 1024.0f : 128.0f;
@@ -208,7 +206,6 @@ __device__ __forceinline__ void q4_linear(const LinearParams& p, const T* __rest
   constexpr int kRowTiles = Tile::kRowTiles;
   struct Weights {
     uint2 v[kRowTiles][2][kBatch];
-    T scale[kRowTiles][2][kBatch], offset[kRowTiles][2][kBatch];
   };
   const int quarter = threadIdx.x % 4, steps = p.k / kLinearStep;
   const int words = p.k / 8, groups = p.k / p.group_size;
@@ -220,9 +217,6 @@ __device__ __forceinline__ void q4_linear(const LinearParams& p, const T* __rest
       const int64_t row = Tile::row(p.n, Tile::row_warp() * kRowTiles + r, h);
       const uint32_t* from = weight + row * words + (first + j) * 8 + quarter * 2;
       w.v[r][h][j] = load_weight(reinterpret_cast<const uint2*>(from));
-      const int64_t group = row * groups + (first + j) * kLinearStep / p.group_size;
-      w.scale[r][h][j] = scales[group];
-      w.offset[r][h][j] = offsets[group];
     }
   };
   typename Tile::Sums sums = {};
@@ -236,8 +230,10 @@ __device__ __forceinline__ void q4_linear(const LinearParams& p, const T* __rest
 #pragma unroll
       for (int i = 0; i < kRowTiles * 2; ++i) {
         const int r = i / 2, h = i % 2;
-        scale[r][h] = to_float(w.scale[r][h][j]);
-        offset[r][h] = to_float(w.offset[r][h][j]) - kBias * scale[r][h];
+        const int64_t row = Tile::row(p.n, Tile::row_warp() * kRowTiles + r, h);
+        const int64_t group = row * groups + step * kLinearStep / p.group_size;
+        scale[r][h] = to_float(scales[group]);
+        offset[r][h] = to_float(offsets[group]) - kBias * scale[r][h];
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
           a[r][h][s] = (w.v[r][h][j].x >> (4 * s) & 0x000f000fu) | kMagic;
@@ -299,8 +295,8 @@ __global__ void __launch_bounds__(Tile::kThreads)
 
 template <class T, class Tile>
 __global__ void __cluster_dims__(Tile::kCluster, 1, 1) __launch_bounds__(Tile::kThreads)
-    dense_linear_cluster_kernel(const __grid_constant__ LinearParams p, const T* x,
-                                const T* weight, const T* bias, T* out) {
+    dense_linear_cluster_kernel(const __grid_constant__ LinearParams p, const T* x, const T* weight,
+                                const T* bias, T* out) {
   dense_linear<T, Tile>(p, x, weight, bias, out);
 }
 
