@@ -239,22 +239,24 @@ class SampleProblem:
         (1.3, 0, 0.97, 0.0),
         (1.0, 0, 0.4, 0.0),
         (1.0, 0, 1.0, 0.3),
-        (1.0, 700, 0.9, 0.0),
+        (1.0, 1000, 0.9, 0.0),
         (1.0, 40, 0.7, 0.1),
         (1.0, 0, 1.0, 0.0),
         (0.7, 0, 0.5, 0.0),
         (1.0, 1400, 1.0, 0.0),
-        (1.0, 2, 1.0, 0.0),
+        *[(1.0, 2, 0.99, 0.0)] * 4,
+        *[(1.0, 0, 0.5, 0.3)] * 4,
     )
 
     def __init__(self, vocab: int = 1500):
         rng = np.random.default_rng(7)
         self.logits = np.round(rng.standard_normal((len(self.rows), vocab)) * 4).astype(np.float32) / 4
+        self.logits[0, [40, 41, 900]] = 9.0
         self.logits[3] *= 0.25
         self.logits[8, 77] = np.nan
         self.logits[9] = -np.inf
         self.logits[10] = 0.0
-        self.logits[11, [3, 900]] = 9.0
+        self.logits[11:15, [3, 900, 1200]] = 9.0
         self.seeds = rng.integers(0, 2**64, len(self.rows), np.uint64)
         self.draws = rng.integers(0, 2**40, len(self.rows), np.uint64)
         words = [(int(s) & 0xFFFFFFFF, int(s) >> 32) for s in self.seeds]
@@ -263,24 +265,44 @@ class SampleProblem:
             [(*row, *w, *d) for row, w, d in zip(self.rows, words, draws, strict=True)], SAMPLE_ROW
         )
 
-    def run(self, source: str, seed: int, *, filtered: bool, joint: bool = False) -> None:
+    def run(self, source: str, seed: int) -> None:
         batch, vocab = self.logits.shape
         kernels = library(source, "sample_scan<float>", "sample_filter<float>")
         part, parts = np.array([752], np.int32), np.zeros((batch, 2, 5), np.int32)
-        launch = np.array([(batch, vocab, F32, 3, joint, 0)], "i4,i4,i4,i4,i4,i4")
-        kernels.run(
-            "sample_scan", dict(enumerate([self.logits, self.params, parts, launch, part])),
-            groups=(2, batch), group=(64,), outputs=(2,), seed=seed,
-        )  # fmt: skip
-        out = [np.zeros(batch, np.int32), np.zeros(batch, np.uint8), np.zeros(batch, np.int32)]
         count = np.array([2], np.int32)
-        if filtered:
-            buffers = dict(enumerate([self.logits, self.params, parts, *out, launch, count]))
-            kernels.run("sample_filter", buffers, groups=(batch,), group=(96,), outputs=(3, 4, 5), seed=seed)
-        else:
-            buffers = dict(enumerate([parts, *out, count]))
-            kernels.run("sample_pick", buffers, groups=(batch,), group=(32,), outputs=(1, 2, 3), seed=seed)
-        self._check(*out, filtered=filtered, joint=joint)
+        inputs = [self.logits, self.params, parts]
+        for joint in (False, True):
+            launch = np.array([(batch, vocab, F32, 3, joint, 0)], "i4,i4,i4,i4,i4,i4")
+            if not joint:
+                kernels.run(
+                    "sample_scan", dict(enumerate([*inputs, launch, part])), groups=(2, batch), group=(64,),
+                    outputs=(2,), seed=seed,
+                )  # fmt: skip
+                self._check_scores(parts)
+                out = self._outputs()
+                kernels.run(
+                    "sample_pick", dict(enumerate([parts, *out, count])), groups=(batch,), group=(32,),
+                    outputs=(1, 2, 3), seed=seed,
+                )  # fmt: skip
+                self._check(*out, filtered=False, joint=joint)
+            out = self._outputs()
+            kernels.run(
+                "sample_filter", dict(enumerate([*inputs, *out, launch, count])), groups=(batch,), group=(96,),
+                outputs=(3, 4, 5), seed=seed,
+            )  # fmt: skip
+            self._check(*out, filtered=True, joint=joint)
+
+    def _outputs(self) -> list[npt.NDArray]:
+        batch = len(self.rows)
+        return [np.zeros(batch, np.int32), np.zeros(batch, np.uint8), np.zeros(batch, np.int32)]
+
+    def _check_scores(self, parts: npt.NDArray) -> None:
+        """Scores of the parts' winners: in units of log2, the noise less log2(ln 2)."""
+        for b in (1, 3, 4, 5):
+            noise = reference_sampling.gumbel(int(self.seeds[b]), int(self.draws[b]), self.logits.shape[1])
+            score = (self.logits[b] / self.rows[b][0] + noise) / np.log(2) + np.log2(np.log(2))
+            want = [score[:752].max(), score[752:].max()]
+            np.testing.assert_allclose(parts[b, :, 2].copy().view(np.float32), want, rtol=1e-5)
 
     def _check(self, ids, valid, rounds, *, filtered: bool, joint: bool) -> None:
         for b, row in enumerate(self.rows):
@@ -296,10 +318,7 @@ class SampleProblem:
 
 
 def run_sample(source: str, seed: int = 1) -> None:
-    problem = SampleProblem()
-    problem.run(source, seed, filtered=False)
-    problem.run(source, seed, filtered=True)
-    problem.run(source, seed, filtered=True, joint=True)
+    SampleProblem().run(source, seed)
 
 
 def run_sample_chain(source: str, seed: int = 1) -> None:
@@ -438,18 +457,20 @@ def run_sample_renorm(source: str, seed: int = 1) -> None:
         reference_sampling.top_p_renorm,
         reference_sampling.min_p_renorm,
     ]
+    logits = np.where(np.isnan(x), -np.inf, x - 1.0).astype(np.float32)
+    logits[2] = 0.0
+    logits[2, ::2] = -0.0
     for kind, values in enumerate([top_k, top_p, min_p, top_k]):
-        out = np.zeros_like(x)
+        given = logits if kind == 3 else x
+        out = np.zeros_like(given)
         launch = np.array([(5, vocab, F32, kind)], "i4,i4,i4,i4")
-        given = np.array(values, np.float32 if kind in (1, 2) else np.int32)
+        limits = np.array(values, np.float32 if kind in (1, 2) else np.int32)
         library(source, "renorm<float>").run(
-            "renorm", {0: x, 1: given, 2: out, 3: launch}, groups=(5,), group=(96,), outputs=(2,), seed=seed
-        )
+            "renorm", {0: given, 1: limits, 2: out, 3: launch}, groups=(5,), group=(96,), outputs=(2,),
+            seed=seed,
+        )  # fmt: skip
         for b, value in enumerate(values):
-            if kind == 3:
-                want = reference_sampling.top_k_mask(np.where(np.isnan(x[b]), -np.inf, x[b]), value)
-            else:
-                want = renorms[kind](x[b], value)
+            want = (*renorms, reference_sampling.top_k_mask)[kind](given[b], value)
             np.testing.assert_allclose(out[b], want, rtol=2e-6, err_msg=f"kind {kind} row {b}")
 
 
