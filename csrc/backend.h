@@ -6,6 +6,7 @@
 #include "mlx/array.h"
 #include "mlx/stream.h"
 #include "params/add_rms_norm.h"
+#include "params/linear.h"
 #include "params/merge_states.h"
 #include "params/paged_attention.h"
 #include "params/rope_append.h"
@@ -26,6 +27,8 @@ using Arrays = std::vector<mx::array>;
 template <class Params>
 using Launcher = void (*)(const Params& params, const Arrays& inputs, Arrays& outputs,
                           const mx::Stream& stream);
+
+struct DecoderStackParams;  // ops/decoder_stack.h
 
 /// The one seam between ops and a GPU backend: cuda/ (a second library, loaded at import) or metal/
 /// (linked in) fills one such table. A null entry means that the backend lacks the op.
@@ -53,6 +56,14 @@ struct GpuBackend {
   /// k_pages, v_pages, where the pools are the inputs' buffers (outputs take them by
   /// copy_shared_buffer)
   Launcher<RopeAppendParams> rope_append = nullptr;
+
+  /// x [..., k], weight, then scales and offsets where quantized, then the bias where there is one
+  /// ->
+  /// [..., n]; for layers that gpu_linear takes
+  Launcher<LinearParams> linear = nullptr;
+
+  /// Inputs and outputs of RunDecoderStack; for those that DecoderStack::runs takes
+  Launcher<DecoderStackParams> decoder_stack = nullptr;
 
   /// logits [B, V], rows [B, 8] u32 -> ids [B] i32, valid [B] bool, rounds [B] i32
   Launcher<SampleParams> sample = nullptr;

@@ -10,6 +10,8 @@ extern "C" __attribute__((visibility("default"))) const mlxcel::GpuBackend* mlxc
       .paged_attention_partial = mlxcel::cuda::paged_attention_partial,
       .merge_states = mlxcel::cuda::merge_states,
       .rope_append = mlxcel::cuda::rope_append,
+      .linear = mlxcel::cuda::linear,
+      .decoder_stack = mlxcel::cuda::decoder_stack,
       .sample = mlxcel::cuda::sample,
       .edit_logits = mlxcel::cuda::edit_logits,
       .count_tokens = mlxcel::cuda::count_tokens,

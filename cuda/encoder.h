@@ -41,6 +41,12 @@ class EncoderLaunch final : public Launch {
   void reads(const mx::array& a) { reads_.push_back(a); }
   void writes(const mx::array& a) { writes_.push_back(a); }
 
+  /// Forgets them: what is launched from here on is ordered by what is declared next alone.
+  void forget() {
+    reads_.clear();
+    writes_.clear();
+  }
+
   /// Declares all inputs and outputs, allocating outputs that have no buffer.
   void declare(const Arrays& inputs, Arrays& outputs, const mx::Stream& stream);
 

@@ -21,6 +21,12 @@ void paged_attention_partial(const PagedAttentionParams& params, const Arrays& i
 void rope_append(const RopeAppendParams& params, const Arrays& inputs, Arrays& outputs,
                  const mx::Stream& stream);
 
+void linear(const LinearParams& params, const Arrays& inputs, Arrays& outputs,
+            const mx::Stream& stream);
+
+void decoder_stack(const DecoderStackParams& params, const Arrays& inputs, Arrays& outputs,
+                   const mx::Stream& stream);
+
 void sample(const SampleParams& params, const Arrays& inputs, Arrays& outputs,
             const mx::Stream& stream);
 

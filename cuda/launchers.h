@@ -3,6 +3,7 @@
 #include "attention_arrays.h"
 #include "launch.h"
 #include "params/add_rms_norm.h"
+#include "params/linear.h"
 #include "params/merge_states.h"
 #include "params/rope_append.h"
 #include "params/sample.h"
@@ -16,6 +17,7 @@ namespace mlxcel::cuda {
 // The launchers: device pointers and params in, kernels into `launch`. They know no MLX. Shapes are
 // those of csrc/backend.h. Nothing is enqueued for empty shapes.
 
+/// Without a residual (null) it is the norm of x, and new_residual a copy of x.
 void launch_add_rms_norm(const AddRmsNormParams& params, const void* x, const void* residual,
                          const void* weight, void* normed, void* new_residual, Launch& launch);
 
@@ -27,10 +29,40 @@ void launch_merge_states(const MergeStatesParams& params, const void* v_in, cons
 void launch_paged_attention(const PagedAttentionParams& params, const AttentionArrays& arrays,
                             Launch& launch);
 
+/// Operands of rope_append. Tokens of q, and those of k and v, are that many elements apart.
+struct RopeAppendArrays {
+  const void* q;
+  const void* k;
+  const void* v;
+  int64_t q_stride;
+  int64_t kv_stride;
+  const int32_t* slots;
+  const int32_t* positions;
+  const float* inv_freq;
+  void* q_rot;
+  void* k_pages;
+  void* v_pages;
+};
+
 /// Writes into k_pages and v_pages in place.
-void launch_rope_append(const RopeAppendParams& params, const void* q, const void* k, const void* v,
-                        const int32_t* slots, const int32_t* positions, const float* inv_freq,
-                        void* q_rot, void* k_pages, void* v_pages, Launch& launch);
+void launch_rope_append(const RopeAppendParams& params, const RopeAppendArrays& arrays,
+                        Launch& launch);
+
+/// Operands of a linear layer; scales and offsets are null where dense, bias where there is none.
+struct LinearArrays {
+  const void* x;
+  const void* weight;
+  const void* scales;
+  const void* offsets;
+  const void* bias;
+  void* out;
+};
+
+/// For layers that gpu_linear takes.
+/// gated: the weight holds gate, then up, and the output is silu(gate) * up, of half as many
+/// features.
+void launch_linear(const LinearParams& params, const LinearArrays& arrays, bool gated,
+                   Launch& launch);
 
 /// `cluster` is the number of blocks that share a row: 2, 4, 8 or 16; 0 chooses.
 void launch_sample(const SampleParams& params, const void* logits, const SampleRow* rows,

@@ -1,16 +1,11 @@
-#include "common/check.h"
-#include "encoder.h"
+#include "attention.h"
 #include "glue.h"
 #include "launchers.h"
 
 namespace mlxcel::cuda {
-namespace {
 
-AttentionArrays input_arrays(const char* op, const PagedAttentionParams& params,
-                             const Arrays& inputs) {
-  if (params.has_token_order) {
-    fail(op, "plan must have no shared tiles on CUDA: its kernels cannot read them yet.");
-  }
+AttentionArrays attention_arrays(const PagedAttentionParams& params,
+                                 std::span<const mx::array> inputs) {
   AttentionArrays a{};
   a.q = device_ptr<void>(inputs[0]);
   a.k_pages = device_ptr<void>(inputs[1]);
@@ -24,25 +19,19 @@ AttentionArrays input_arrays(const char* op, const PagedAttentionParams& params,
   if (params.has_qo_indptr) a.qo_indptr = device_ptr<int32_t>(inputs[next++]);
   if (params.has_first_page_offset) a.first_page_offset = device_ptr<int32_t>(inputs[next++]);
   if (params.has_sinks) a.sinks = device_ptr<float>(inputs[next++]);
+  if (params.has_token_order) a.token_order = device_ptr<int32_t>(inputs[next++]);
   a.num_indices = static_cast<int32_t>(inputs[4].size());
   return a;
 }
 
-}  // namespace
-
-void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, Arrays& outputs,
-                     const mx::Stream& stream) {
-  AttentionArrays a = input_arrays("paged_attention", params, inputs);
-  EncoderLaunch launch(stream);
-  launch.declare(inputs, outputs, stream);
-  a.out = device_ptr<void>(outputs[0]);
-  a.lse = device_ptr<float>(outputs[1]);
+void encode_attention(const PagedAttentionParams& params, AttentionArrays a, EncoderLaunch& launch,
+                      const mx::Stream& stream) {
   if (params.num_partials > 0) {
     const mx::array v =
         workspace({params.num_partials, params.num_qo_heads, params.head_dim}, mx::float32, stream);
     const mx::array lse =
         workspace({params.num_partials, params.num_qo_heads}, mx::float32, stream);
-    const mx::array counters = stream_counters(params.num_groups * params.num_kv_heads, stream);
+    const mx::array counters = stream_counters(params.num_q * params.num_kv_heads, stream);
     launch.writes(counters);
     a.partial_v = device_ptr<float>(v);
     a.partial_lse = device_ptr<float>(lse);
@@ -51,9 +40,19 @@ void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, A
   launch_paged_attention(params, a, launch);
 }
 
+void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, Arrays& outputs,
+                     const mx::Stream& stream) {
+  AttentionArrays a = attention_arrays(params, inputs);
+  EncoderLaunch launch(stream);
+  launch.declare(inputs, outputs, stream);
+  a.out = device_ptr<void>(outputs[0]);
+  a.lse = device_ptr<float>(outputs[1]);
+  encode_attention(params, a, launch, stream);
+}
+
 void paged_attention_partial(const PagedAttentionParams& params, const Arrays& inputs,
                              Arrays& outputs, const mx::Stream& stream) {
-  AttentionArrays a = input_arrays("paged_attention_partial", params, inputs);
+  AttentionArrays a = attention_arrays(params, inputs);
   EncoderLaunch launch(stream);
   launch.declare(inputs, outputs, stream);
   a.partial_v = device_ptr<float>(outputs[0]);

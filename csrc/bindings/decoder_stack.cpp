@@ -13,10 +13,10 @@ using namespace nb::literals;
 namespace mlxcel {
 
 void bind_decoder_stack(nb::module_& m) {
-  nb::class_<PackedLayer>(m, "PackedLayer", "A linear layer whose weight is packed.")
-      .def(nb::init<Arrays, PackedLinear, std::optional<mx::array>>(), "packed"_a, "layout"_a,
-           "bias"_a = nb::none());
-  using Parts = std::vector<PackedLayer>;
+  nb::class_<StackLinear>(m, "StackLinear", "A linear layer of a DecoderStack.")
+      .def(nb::init<Arrays, PackedLinear, std::optional<mx::array>, bool>(), "arrays"_a, "layout"_a,
+           "bias"_a.none(), "packed"_a);
+  using Parts = std::vector<StackLinear>;
   nb::class_<DecoderLayer>(m, "DecoderLayer", "Weights of one layer of a llama-like decoder.")
       .def(nb::init<Parts, Parts, Parts, Parts, mx::array, mx::array, std::optional<mx::array>,
                     std::optional<mx::array>, int>(),
@@ -26,10 +26,12 @@ void bind_decoder_stack(nb::module_& m) {
       .def(nb::init<int, int, int, float, float>(), nb::kw_only(), "num_qo_heads"_a,
            "num_kv_heads"_a, "head_dim"_a, "norm_eps"_a, "rope_scale"_a);
   nb::class_<DecoderStack>(m, "DecoderStack",
-                           "All layers of a llama-like decoder as one primitive on CPU.")
+                           "All layers of a llama-like decoder as one primitive.")
       .def(nb::init<std::vector<DecoderLayer>, const mx::array&, const mx::array&,
                     const DecoderShape&>(),
            "layers"_a, "final_norm"_a, "inv_freq"_a, "shape"_a)
+      .def("runs_on_gpu", &DecoderStack::runs_on_gpu, "tokens"_a,
+           "Whether a GPU has kernels for steps of so many tokens, all of which have logits.")
       .def("__call__", &DecoderStack::operator(), "hidden"_a, "k_pages"_a, "v_pages"_a, "slots"_a,
            "positions"_a, "table"_a, "tiles"_a, "logit_rows"_a.none(), nb::kw_only(),
            "stream"_a = nb::none(),

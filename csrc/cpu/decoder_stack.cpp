@@ -8,15 +8,15 @@
 namespace mlxcel {
 namespace {
 
-std::vector<cpu::Matrix> matrices(const std::vector<PackedLayer>& parts) {
+std::vector<cpu::Matrix> matrices(const std::vector<StackLinear>& parts) {
   std::vector<cpu::Matrix> out;
-  for (const PackedLayer& part : parts) {
+  for (const StackLinear& part : parts) {
     cpu::Matrix& m = out.emplace_back();
     m.params = part.params;
-    m.arrays.weight = part.packed[0].data<void>();
+    m.arrays.weight = part.arrays[0].data<void>();
     if (part.params.group_size != 0) {
-      m.arrays.scales = part.packed[1].data<void>();
-      m.arrays.offsets = part.packed[2].data<void>();
+      m.arrays.scales = part.arrays[1].data<void>();
+      m.arrays.offsets = part.arrays[2].data<void>();
     }
     if (part.bias) m.arrays.bias = part.bias->data<void>();
   }
@@ -27,40 +27,21 @@ const void* data_or_null(const std::optional<mx::array>& a) {
   return a ? a->data<void>() : nullptr;
 }
 
-RopeAppendParams rope_params(const PagedAttentionParams& attention, const DecoderStack::Weights& w,
-                             int num_pages) {
-  RopeAppendParams p{};
-  p.num_tokens = attention.num_q;
-  p.num_qo_heads = attention.num_qo_heads;
-  p.num_kv_heads = attention.num_kv_heads;
-  p.head_dim = attention.head_dim;
-  p.rotary_dim = 2 * w.inv_freq.shape(0);
-  p.page_size = attention.page_size;
-  p.num_pages = num_pages;
-  p.stride_page = attention.stride_page;
-  p.stride_token = attention.stride_token;
-  p.stride_head = attention.stride_head;
-  p.scale = w.shape.rope_scale;
-  p.dtype = attention.dtype;
-  return p;
-}
-
 }  // namespace
 
 void RunDecoderStack::eval_cpu(const Arrays& inputs, Arrays& outputs) {
-  const DecoderStack::Weights& w = *weights_;
+  const DecoderStack::Weights& w = *params_.weights;
   cpu::DecoderArrays arrays{};
   size_t next = 0;
   arrays.hidden = inputs[next++].data<void>();
   arrays.slots = inputs[next++].data<int32_t>();
   arrays.positions = inputs[next++].data<int32_t>();
-  if (has_logit_rows_) arrays.logit_rows = inputs[next++].data<int32_t>();
-  const int num_pages = inputs[next].shape(0);
+  if (params_.has_logit_rows) arrays.logit_rows = inputs[next++].data<int32_t>();
   for (size_t i = 1; i < outputs.size(); ++i, ++next) {
     check_pool_contiguous(op_, i % 2 == 1 ? "k_pages" : "v_pages", inputs[next]);
     outputs[i].copy_shared_buffer(inputs[next]);
   }
-  arrays.attention = attention_arrays(attention_, std::span(inputs).subspan(next));
+  arrays.attention = attention_arrays(params_.attention, std::span(inputs).subspan(next));
   auto& encoder = cpu_encode(stream(), inputs, outputs);
   arrays.inv_freq = w.inv_freq.data<float>();
   arrays.final_norm = w.final_norm.data<void>();
@@ -77,14 +58,16 @@ void RunDecoderStack::eval_cpu(const Arrays& inputs, Arrays& outputs) {
     pages.push_back({outputs[k].data<void>(), outputs[k + 1].data<void>()});
   }
   cpu::DecoderParams params{};
-  params.attention = attention_;
-  params.rope = rope_params(attention_, w, num_pages);
-  params.norm = {attention_.num_q, w.hidden, attention_.dtype, w.shape.norm_eps, 0.0f};
+  params.attention = params_.attention;
+  params.rope = params_.rope;
+  params.norm = {params_.attention.num_q, w.hidden, params_.attention.dtype, w.shape.norm_eps,
+                 0.0f};
   params.intermediate = w.intermediate;
   params.num_logit_rows = outputs[0].shape(0);
-  // weights_ keeps the buffers alive, should the model go before the step does.
-  encoder.dispatch([params, arrays, layers = std::move(layers), pages = std::move(pages),
-                    weights = weights_] { cpu::decoder_stack(params, arrays, layers, pages); });
+  // The weights keep the buffers alive, should the model go before the step does.
+  encoder.dispatch(
+      [params, arrays, layers = std::move(layers), pages = std::move(pages),
+       weights = params_.weights] { cpu::decoder_stack(params, arrays, layers, pages); });
 }
 
 }  // namespace mlxcel

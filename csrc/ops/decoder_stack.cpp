@@ -1,5 +1,6 @@
 #include "ops/decoder_stack.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "common/check.h"
@@ -18,11 +19,12 @@ mx::array stand_in(mx::Shape shape, mx::Dtype dtype) {
 }
 
 /// Checks layers of one input; returns the sum of their out_features.
-int check_layers(std::vector<PackedLayer>& parts, int in_features, mx::Dtype dtype) {
+int check_layers(std::vector<StackLinear>& parts, int in_features, mx::Dtype dtype) {
   int columns = 0;
-  for (PackedLayer& part : parts) {
-    part.params = packed_linear_params(kOp, stand_in({1, in_features}, dtype), part.packed,
-                                       part.layout, part.bias);
+  for (StackLinear& part : parts) {
+    const auto checked = part.packed ? packed_linear_params : stored_linear_params;
+    part.params =
+        checked(kOp, stand_in({1, in_features}, dtype), part.arrays, part.layout, part.bias);
     columns += part.params.n;
   }
   return columns;
@@ -64,12 +66,30 @@ void settle(DecoderLayer& layer) {
   Arrays arrays{layer.input_norm, layer.post_norm};
   if (layer.q_norm) arrays.insert(arrays.end(), {*layer.q_norm, *layer.k_norm});
   for (const auto* parts : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
-    for (const PackedLayer& part : *parts) {
-      arrays.insert(arrays.end(), part.packed.begin(), part.packed.end());
+    for (const StackLinear& part : *parts) {
+      arrays.insert(arrays.end(), part.arrays.begin(), part.arrays.end());
       if (part.bias) arrays.push_back(*part.bias);
     }
   }
   settle(std::move(arrays));
+}
+
+RopeAppendParams rope_params(const PagedAttentionParams& attention, const DecoderStack::Weights& w,
+                             int num_pages) {
+  RopeAppendParams p{};
+  p.num_tokens = attention.num_q;
+  p.num_qo_heads = attention.num_qo_heads;
+  p.num_kv_heads = attention.num_kv_heads;
+  p.head_dim = attention.head_dim;
+  p.rotary_dim = 2 * w.inv_freq.shape(0);
+  p.page_size = attention.page_size;
+  p.num_pages = num_pages;
+  p.stride_page = attention.stride_page;
+  p.stride_token = attention.stride_token;
+  p.stride_head = attention.stride_head;
+  p.scale = w.shape.rope_scale;
+  p.dtype = attention.dtype;
+  return p;
 }
 
 }  // namespace
@@ -143,14 +163,34 @@ Arrays DecoderStack::operator()(const mx::array& hidden, const Arrays& k_pages,
       attention_inputs(hidden, k_pages[0], v_pages[0], table, tiles, std::nullopt, s);
   inputs.insert(inputs.end(), rest.begin(), rest.end());
   const std::vector<mx::Dtype> dtypes(shapes.size(), hidden.dtype());
+  DecoderStackParams params{weights_, attention, rope_params(attention, w, k_pages[0].shape(0)),
+                            logit_rows.has_value()};
   return mx::array::make_arrays(
-      shapes, dtypes,
-      std::make_shared<RunDecoderStack>(s, weights_, attention, logit_rows.has_value()),
-      std::move(inputs));
+      shapes, dtypes, std::make_shared<RunDecoderStack>(s, std::move(params)), std::move(inputs));
 }
 
-void RunDecoderStack::eval_gpu(const Arrays&, Arrays&) {
-  throw std::runtime_error("[decoder_stack] runs on CPU streams only.");
+bool DecoderStack::runs_on_gpu(int tokens) const {
+  const GpuBackend* backend = gpu_backend();
+  if (backend == nullptr || backend->decoder_stack == nullptr) return false;
+  const auto fits = [&](const StackLinear& part) {
+    LinearParams params = part.params;
+    params.rows = tokens;
+    return gpu_linear(params);
+  };
+  return std::ranges::all_of(weights_->layers, [&](const DecoderLayer& layer) {
+    // Gate and up in one matrix; no norms of heads.
+    return layer.gate_up.size() == 1 && !layer.q_norm && std::ranges::all_of(layer.qkv, fits) &&
+           std::ranges::all_of(layer.output, fits) && std::ranges::all_of(layer.gate_up, fits) &&
+           std::ranges::all_of(layer.down, fits);
+  });
+}
+
+void RunDecoderStack::eval_gpu(const Arrays& inputs, Arrays& outputs) {
+  if (params_.has_logit_rows) fail(op_, "logit_rows must be None on a GPU.");
+  for (size_t i = 1; i < outputs.size(); ++i) {
+    check_pool_contiguous(op_, i % 2 == 1 ? "k_pages" : "v_pages", inputs[2 + i]);
+  }
+  gpu_launcher(op_, &GpuBackend::decoder_stack)(params_, inputs, outputs, stream());
 }
 
 }  // namespace mlxcel

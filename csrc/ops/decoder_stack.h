@@ -9,21 +9,23 @@
 
 namespace mlxcel {
 
-/// A linear layer whose weight is packed.
-struct PackedLayer {
-  Arrays packed;
+/// A linear layer: its weight is packed on CPU, and as linear() or quantized_linear() take it on a
+/// GPU.
+struct StackLinear {
+  Arrays arrays;
   PackedLinear layout;
   std::optional<mx::array> bias;
+  bool packed;
   LinearParams params{};  // DecoderStack fills it in
 };
 
 /// Weights of one layer of a llama-like decoder. Each matrix may come in parts, which give
 /// neighbouring columns of the output.
 struct DecoderLayer {
-  std::vector<PackedLayer> qkv;
-  std::vector<PackedLayer> output;
-  std::vector<PackedLayer> gate_up;
-  std::vector<PackedLayer> down;
+  std::vector<StackLinear> qkv;
+  std::vector<StackLinear> output;
+  std::vector<StackLinear> gate_up;
+  std::vector<StackLinear> down;
   mx::array input_norm;             // (hidden)
   mx::array post_norm;              // (hidden)
   std::optional<mx::array> q_norm;  // (head_dim), together with k_norm
@@ -39,8 +41,9 @@ struct DecoderShape {
   float rope_scale;  // multiplies cosine and sine
 };
 
-/// All layers of a llama-like decoder between embedding and head, as one primitive on CPU streams:
-/// on a small model, a graph of a dozen nodes a layer costs as much host time as the arithmetic.
+/// All layers of a llama-like decoder between embedding and head, as one primitive: a graph of a
+/// dozen nodes a layer costs the host as much time as a small model its arithmetic on CPU, and more
+/// than decoding takes on a GPU.
 class DecoderStack {
  public:
   /// Evaluates the weights; throws std::invalid_argument where shapes or dtypes do not fit.
@@ -56,6 +59,9 @@ class DecoderStack {
                     const AttentionTiles& tiles, const std::optional<mx::array>& logit_rows,
                     mx::StreamOrDevice s = {}) const;
 
+  /// Whether a GPU has kernels for steps of so many tokens, all of which have logits.
+  bool runs_on_gpu(int tokens) const;
+
   struct Weights {
     std::vector<DecoderLayer> layers;
     mx::array final_norm;
@@ -69,24 +75,25 @@ class DecoderStack {
   std::shared_ptr<const Weights> weights_;
 };
 
+struct DecoderStackParams {
+  std::shared_ptr<const DecoderStack::Weights> weights;
+  PagedAttentionParams attention;  // window_left is the layers' own
+  RopeAppendParams rope;
+  bool has_logit_rows;
+};
+
 /// Inputs: hidden, slots, positions, logit_rows where there are any, k_pages and v_pages of layer
 /// 0, 1, ..., then those of a PagedAttention.
 class RunDecoderStack : public InferencePrimitive {
  public:
-  RunDecoderStack(mx::Stream stream, std::shared_ptr<const DecoderStack::Weights> weights,
-                  const PagedAttentionParams& attention, bool has_logit_rows)
-      : InferencePrimitive(stream, "decoder_stack"),
-        weights_(std::move(weights)),
-        attention_(attention),
-        has_logit_rows_(has_logit_rows) {}
+  RunDecoderStack(mx::Stream stream, DecoderStackParams params)
+      : InferencePrimitive(stream, "decoder_stack"), params_(std::move(params)) {}
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override;
 
  private:
-  std::shared_ptr<const DecoderStack::Weights> weights_;
-  PagedAttentionParams attention_;
-  bool has_logit_rows_;
+  DecoderStackParams params_;
 };
 
 }  // namespace mlxcel

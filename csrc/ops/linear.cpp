@@ -62,7 +62,7 @@ void check_quantized(const char* op, const mx::array& weight, const mx::array& s
 
 /// Shapes of a packed weight and of its scales.
 mx::Shape packed_shape(int n, int columns) {
-  return {(n + 31) / 32, columns, 32};
+  return {(n + kPackedRows - 1) / kPackedRows, columns, kPackedRows};
 }
 
 int row_words(const LinearParams& params) {
@@ -100,6 +100,10 @@ LinearParams packed_params(const char* op, const Arrays& packed, const PackedLin
   check_shape(op, "packed[0]", packed[0], packed_shape(params.n, row_words(params)));
   if (quantized) {
     check_group_size(op, layout.group_size);
+    if (params.k % layout.group_size != 0) {
+      fail(op, "in_features must be a multiple of group_size ", layout.group_size, ", got ",
+           params.k, ".");
+    }
     params.group_size = layout.group_size;
     params.scales = float_type(op, "packed[1]", packed[1]);
     check_shape(op, "packed[1]", packed[1], packed_shape(params.n, params.k / layout.group_size));
@@ -128,8 +132,27 @@ void check_operands(const char* op, const mx::array& x, const std::optional<mx::
   }
 }
 
+/// The layer out of MLX's own ops.
+mx::array by_mlx(const LinearParams& params, const Arrays& inputs,
+                 const std::optional<mx::array>& bias, mx::Stream s) {
+  const auto cast = [&](const mx::array& a) { return mx::astype(a, inputs[0].dtype(), s); };
+  const mx::array out =
+      params.group_size == 0
+          ? mx::matmul(inputs[0], mx::transpose(cast(inputs[1]), s), s)
+          : mx::quantized_matmul(inputs[0], inputs[1], cast(inputs[2]), cast(inputs[3]), true,
+                                 params.group_size, params.format == WeightFormat::q4 ? 4 : 8,
+                                 "affine", s);
+  return bias ? mx::add(out, cast(*bias), s) : out;
+}
+
 mx::array make(const char* op, const LinearParams& params, Arrays inputs,
                const std::optional<mx::array>& bias, mx::Stream s) {
+  if (s.device == mx::Device::gpu && !params.packed) {
+    const GpuBackend* backend = gpu_backend();
+    if (backend == nullptr || backend->linear == nullptr || !gpu_linear(params)) {
+      return by_mlx(params, inputs, bias, s);
+    }
+  }
   if (bias) inputs.push_back(*bias);
   mx::Shape shape = inputs[0].shape();
   shape.back() = params.n;
@@ -187,6 +210,22 @@ Arrays pack_linear(const mx::array& weight, const std::optional<mx::array>& scal
   return mx::array::make_arrays(shapes, dtypes, std::make_shared<PackLinear>(s, params), inputs);
 }
 
+LinearParams stored_linear_params(const char* op, const mx::array& x, const Arrays& stored,
+                                  const PackedLinear& layout,
+                                  const std::optional<mx::array>& bias) {
+  LinearParams params{};
+  if (layout.group_size == 0) {
+    check_dense(op, stored.at(0), params);
+  } else {
+    if (stored.size() != 3)
+      fail(op, "a quantized layer must have 3 arrays, got ", stored.size(), ".");
+    check_quantized(op, stored[0], stored[1], stored[2], layout.group_size,
+                    layout.format == "q4" ? 4 : 8, params);
+  }
+  check_operands(op, x, bias, params);
+  return params;
+}
+
 LinearParams packed_linear_params(const char* op, const mx::array& x, const Arrays& packed,
                                   const PackedLinear& layout,
                                   const std::optional<mx::array>& bias) {
@@ -224,14 +263,14 @@ namespace {
 
 [[noreturn]] void refuse_gpu(const char* op) {
   throw std::runtime_error(std::string("[") + op +
-                           "] runs on CPU streams only: on a GPU use mx.matmul or "
-                           "mx.quantized_matmul, as the functions of mlxcel_ext do.");
+                           "] runs on CPU streams only: on a GPU use linear or quantized_linear.");
 }
 
 }  // namespace
 
-void Linear::eval_gpu(const Arrays&, Arrays&) {
-  refuse_gpu(op_);
+void Linear::eval_gpu(const Arrays& inputs, Arrays& outputs) {
+  if (params_.packed) refuse_gpu(op_);
+  gpu_launcher(op_, &GpuBackend::linear)(params_, inputs, outputs, stream());
 }
 void PackLinear::eval_gpu(const Arrays&, Arrays&) {
   refuse_gpu(op_);

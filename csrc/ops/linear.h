@@ -11,7 +11,8 @@
 
 namespace mlxcel {
 
-/// out = x @ weight.T + bias, on CPU streams only.
+/// out = x @ weight.T + bias. On a GPU stream our kernel runs where gpu_linear takes the layer,
+/// else MLX's ops.
 ///
 /// x      (..., k)  f32|f16|bf16, any strides
 /// weight (n, k)    f32|f16|bf16, a type of its own
@@ -32,9 +33,9 @@ mx::array quantized_linear(const mx::array& x, const mx::array& weight, const mx
                            const std::optional<mx::array>& bias = std::nullopt, int group_size = 64,
                            int bits = 4, mx::StreamOrDevice s = {});
 
-/// A weight in the layout that the CPU kernels read fastest: 32 rows interleaved
+/// A weight in the layout that the CPU kernels read fastest: 64 rows interleaved
 /// (params/linear.h has the shapes). Bytes are those of the row-major weight, but for padding of n
-/// to 8.
+/// to 64.
 ///
 /// format        one of "float32", "float16", "bfloat16", "q4", "q8"
 /// group_size    32, 64 or 128; 0 where dense
@@ -59,6 +60,10 @@ mx::array packed_linear(const mx::array& x, const Arrays& packed, const PackedLi
 /// Parameters of packed_linear(), checked, for primitives that multiply among other things; of x
 /// only shape and dtype are read.
 LinearParams packed_linear_params(const char* op, const mx::array& x, const Arrays& packed,
+                                  const PackedLinear& layout, const std::optional<mx::array>& bias);
+
+/// The same of a layer whose arrays are as linear() or quantized_linear() take them.
+LinearParams stored_linear_params(const char* op, const mx::array& x, const Arrays& stored,
                                   const PackedLinear& layout, const std::optional<mx::array>& bias);
 
 /// Rows `ids` (any shape, int32) of a packed weight: (..., in_features) of `dtype`. An id outside

@@ -94,7 +94,7 @@ PagedAttentionParams attention_params(const char* op, const mx::array& q, const 
   p.stride_head = pool.stride_head;
   p.num_tiles = tiles.tiles.shape(0);
   p.num_partials = tiles.num_partials;
-  p.num_groups = tiles.num_groups;
+  p.batch_invariant = tiles.batch_invariant ? 1 : 0;
   p.max_q_len = tiles.max_q_len;
   p.max_chunks = tiles.max_chunks;
   p.window_left = options.window_left;

@@ -31,10 +31,13 @@ constexpr int32_t values_per_word(WeightFormat format) {
   return 0;
 }
 
+/// Rows of a weight that the packed layout interleaves.
+constexpr int32_t kPackedRows = 64;
+
 /// out[m, n] = sum_k x[m, k] * w[n, k] + bias[n]; quantized: w = scale * q + offset, one scale and
 /// one offset per group of `group_size` neighbours along k. Arrays are row-contiguous.
-/// packed: 32 rows of the weight are interleaved, (ceil(n / 32), words of a row, 32) uint32 with a
-/// zero-padded last word, and (ceil(n / 32), k / group_size, 32) scales and offsets.
+/// packed: kPackedRows = P rows of the weight are interleaved, (ceil(n / P), words of a row, P)
+/// uint32 with a zero-padded last word, and (ceil(n / P), k / group_size, P) scales and offsets.
 struct LinearParams {
   int64_t rows;  // of x and out
   int32_t n;     // out features
@@ -49,5 +52,16 @@ struct LinearParams {
   int32_t out_stride;  // elements from one row of out to the next, n or more
 };
 static_assert(sizeof(LinearParams) == 48);
+
+/// Whether the GPU kernels take a layer: few rows of f16 or bf16, against a weight of the same type
+/// or of 4 bits in groups of 64 or 128 with scales of that type, not packed.
+constexpr bool gpu_linear(const LinearParams& p) {
+  constexpr int64_t kMaxRows = 64;
+  const bool f16 = p.dtype == FloatType::f16;
+  const bool dense = p.format == (f16 ? WeightFormat::f16 : WeightFormat::bf16);
+  const bool q4 = p.format == WeightFormat::q4 && p.scales == p.dtype && p.group_size % 64 == 0;
+  return (f16 || p.dtype == FloatType::bf16) && (dense || q4) && !p.packed &&
+         (!p.has_bias || p.bias == p.dtype) && p.rows <= kMaxRows && p.k % 64 == 0;
+}
 
 }  // namespace mlxcel

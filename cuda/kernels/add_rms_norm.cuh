@@ -15,13 +15,16 @@ __global__ void add_rms_norm_kernel(const __grid_constant__ AddRmsNormParams p,
                                     const T* __restrict__ weight, T* normed, T* new_residual) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * p.hidden;
   x += row;
-  residual += row;
+  const bool adds = residual != nullptr;
+  if (adds) residual += row;
   normed += row;
   new_residual += row;
   const int step = blockDim.x * N;
 
   auto add = [&](int i) {
-    const Vec<T, N> a = load_vec_once<T, N>(x + i), b = load_vec_once<T, N>(residual + i);
+    const Vec<T, N> a = load_vec_once<T, N>(x + i);
+    if (!adds) return a;
+    const Vec<T, N> b = load_vec_once<T, N>(residual + i);
     Vec<T, N> sum;
 #pragma unroll
     for (int k = 0; k < N; ++k) sum.at[k] = from_float<T>(to_float(a.at[k]) + to_float(b.at[k]));

@@ -4,24 +4,14 @@
 #include "kernels/types.cuh"
 #include "params/linear.h"
 
-// Products of a few rows of x with a large weight: out = x w^T. The weight is read once, straight from
-// memory into the registers of the tensor cores: a sum over k may be taken in any order, so each lane
-// reads neighbouring elements of a row, and of x the same ones. A block has some rows of the weight, and
-// its warps share k; tokens are the columns of the products.
+// Products of a few rows of x with a large weight: out = x w^T. The weight is read once, straight
+// from memory into the registers of the tensor cores: a sum over k may be taken in any order, so
+// each lane reads neighbouring elements of a row, and of x the same ones. A block has some rows of
+// the weight, and its warps share k; tokens are the columns of the products.
 
 namespace mlxcel::cuda {
 
 constexpr int kLinearStep = 64;  // elements of k that a warp takes at a time
-
-/// Operands of a linear layer; scales and offsets are null where dense, bias where there is none.
-struct LinearArrays {
-  const void* x;
-  const void* weight;
-  const void* scales;
-  const void* offsets;
-  const void* bias;
-  void* out;
-};
 
 /// Weight data is read once: it stays out of L1, where x is kept.
 __device__ __forceinline__ uint4 load_weight(const uint4* p) {
@@ -39,8 +29,8 @@ __device__ __forceinline__ uint2 load_weight(const uint2* p) {
   return v;
 }
 
-/// Where a block's tiles of 16 weight rows lie. A gated layer computes silu(gate) * up: its weight has
-/// all rows of gate, then those of up, and a tile has 8 of each, which meet in one lane.
+/// Where a block's tiles of 16 weight rows lie. A gated layer computes silu(gate) * up: its weight
+/// has all rows of gate, then those of up, and a tile has 8 of each, which meet in one lane.
 template <int RowTiles, bool Gated>
 struct TileRows {
   static constexpr int kFeatures = RowTiles * (Gated ? 8 : 16);  // of the output, a block
@@ -188,6 +178,7 @@ __global__ void __launch_bounds__(Warps * 32, 1)
   constexpr int kBatch = 4;  // steps whose weights are in flight together
   struct Weights {
     uint2 v[RowTiles][2][kBatch];
+    T scale[RowTiles][2][kBatch], offset[RowTiles][2][kBatch];
   };
   const int warp = threadIdx.x / 32, quarter = threadIdx.x % 4, steps = p.k / kLinearStep;
   const int words = p.k / 8, groups = p.k / p.group_size;
@@ -197,9 +188,12 @@ __global__ void __launch_bounds__(Warps * 32, 1)
     for (int i = 0; i < RowTiles * 2 * kBatch; ++i) {
       const int r = i / (2 * kBatch), h = i / kBatch % 2, j = i % kBatch;
       if (first + j >= steps) continue;
-      const uint32_t* row = weight + static_cast<int64_t>(rows.row(r, h)) * words;
-      w.v[r][h][j] =
-          load_weight(reinterpret_cast<const uint2*>(row + (first + j) * 8 + quarter * 2));
+      const int64_t row = rows.row(r, h);
+      const uint32_t* from = weight + row * words + (first + j) * 8 + quarter * 2;
+      w.v[r][h][j] = load_weight(reinterpret_cast<const uint2*>(from));
+      const int64_t group = row * groups + (first + j) * kLinearStep / p.group_size;
+      w.scale[r][h][j] = scales[group];
+      w.offset[r][h][j] = offsets[group];
     }
   };
   Sums<RowTiles, TokenTiles> sums = {};
@@ -208,15 +202,13 @@ __global__ void __launch_bounds__(Warps * 32, 1)
     for (int j = 0; j < kBatch; ++j) {
       const int step = first + j;
       if (step >= steps) return;
-      const int group = step * kLinearStep / p.group_size;
       float scale[RowTiles][2], offset[RowTiles][2];
       uint32_t a[RowTiles][2][8];  // pairs (0, 4), (1, 5), (2, 6), (3, 7) of each eight
 #pragma unroll
       for (int i = 0; i < RowTiles * 2; ++i) {
         const int r = i / 2, h = i % 2;
-        const int64_t at = static_cast<int64_t>(rows.row(r, h)) * groups + group;
-        scale[r][h] = to_float(scales[at]);
-        offset[r][h] = to_float(offsets[at]) - kBias * scale[r][h];
+        scale[r][h] = to_float(w.scale[r][h][j]);
+        offset[r][h] = to_float(w.offset[r][h][j]) - kBias * scale[r][h];
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
           a[r][h][s] = (w.v[r][h][j].x >> (4 * s) & 0x000f000fu) | kMagic;

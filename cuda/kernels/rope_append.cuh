@@ -44,9 +44,10 @@ struct RopeItem {
   }
 
   __device__ __forceinline__ void load(const RopeAppendParams& p, int64_t token, const T* q,
-                                       const T* k, const T* v) {
+                                       const T* k, const T* v, int64_t q_stride,
+                                       int64_t kv_stride) {
     const T* from = is_q ? q : is_k ? k : v;
-    from += (token * (is_q ? p.num_qo_heads : p.num_kv_heads) + head) * p.head_dim;
+    from += token * (is_q ? q_stride : kv_stride) + head * p.head_dim;
     if (has_a) first = load_vec_once<T, N>(from + a);
     if (has_b) second = load_vec_once<T, N>(from + b);
   }
@@ -94,15 +95,15 @@ struct RopeItem {
 template <class T, int N>
 __global__ void rope_append_kernel(const __grid_constant__ RopeAppendParams p,
                                    const T* __restrict__ q, const T* __restrict__ k,
-                                   const T* __restrict__ v, const int* __restrict__ slots,
-                                   const int* __restrict__ positions,
+                                   const T* __restrict__ v, int64_t q_stride, int64_t kv_stride,
+                                   const int* __restrict__ slots, const int* __restrict__ positions,
                                    const float* __restrict__ inv_freq, T* __restrict__ q_rot,
                                    T* __restrict__ k_pages, T* __restrict__ v_pages) {
   extern __shared__ float2 cos_sin[];  // [rotary_dim / 2]
   const int64_t token = blockIdx.x;
   const int slot = slots[token], position = positions[token];
   RopeItem<T, N> item(p, blockIdx.y * blockDim.x + threadIdx.x, rope_items(p, N));
-  item.load(p, token, q, k, v);
+  item.load(p, token, q, k, v, q_stride, kv_stride);
   for (int i = threadIdx.x; i < p.rotary_dim / 2; i += blockDim.x) {
     // The angle is formed and reduced in f64: at position 100,000 an f32 product is off by 0.004.
     constexpr double kPerTurn = 0.15915494309189535;  // 1 / (2 pi)

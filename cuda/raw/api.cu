@@ -47,7 +47,10 @@ MLXCEL_RAW int mlxcel_raw_rope_append(const RopeAppendParams* params, const void
                                       const float* inv_freq, void* q_rot, void* k_pages,
                                       void* v_pages, void* stream) {
   return on_stream(stream, [&](Launch& launch) {
-    launch_rope_append(*params, q, k, v, slots, positions, inv_freq, q_rot, k_pages, v_pages,
+    const int64_t dim = params->head_dim;
+    launch_rope_append(*params,
+                       {q, k, v, params->num_qo_heads * dim, params->num_kv_heads * dim, slots,
+                        positions, inv_freq, q_rot, k_pages, v_pages},
                        launch);
   });
 }

@@ -192,8 +192,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts of this moment."""
         with self._wake:
-            queued = sum(1 for job in self._jobs.values() if job.request.slot < 0)
-        return self._loop.stats(queued, LABELS)
+            return self._loop.stats(self._jobs.values(), LABELS)
 
     def reset_prefix_cache(self) -> int:
         """Drop every cached page that no request uses; returns how many. Waits for the current step."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from .engine_config import EngineConfig, EngineError, EngineStats
+from .grammar import GrammarError
 from .job import Job
 from .kvcache.page_allocator import PageAllocator
 from .kvcache.pool import KVPool
@@ -86,6 +88,8 @@ class EngineLoop:
                 mx.default_device() == mx.cpu if config.batch_invariant is None else config.batch_invariant
             ),
         )
+        # Held where the engine thread moves requests and pages, so that stats() sees sums that are right.
+        self._lock = threading.Lock()
         self._in_flight: Step | None = None
         self._ended: list[str] = []
         self._with_deadline: dict[Job, None] = {}
@@ -108,8 +112,9 @@ class EngineLoop:
             return
         if job.deadline is not None:
             self._with_deadline[job] = None
-        self._prompt_tokens += job.request.num_prompt_tokens
-        self.scheduler.add(job.request)
+        with self._lock:
+            self._prompt_tokens += job.request.num_prompt_tokens
+            self.scheduler.add(job.request)
 
     def end(
         self,
@@ -117,13 +122,16 @@ class EngineLoop:
         reason: FinishReason,
         *,
         error: str | None = None,
+        client_error: bool = False,
         stop_reason: str | None = None,
         keep: bool = True,
     ) -> None:
         """End a request from outside or by an error, and tell its owner."""
         if job.request.state is State.FINISHED:
             return
-        output = job.output(finish_reason=reason, error=error, stop_reason=stop_reason)
+        output = job.output(
+            finish_reason=reason, error=error, client_error=client_error, stop_reason=stop_reason
+        )
         self._retire(job, reason, keep=keep)
         self._send(job, output)
 
@@ -135,10 +143,12 @@ class EngineLoop:
 
     def evict_all(self) -> int:
         """Drop every cached page that no request uses."""
-        return 0 if self.tree is None else self.tree.evict(self.allocator.num_pages)
+        with self._lock:
+            return 0 if self.tree is None else self.tree.evict(self.allocator.num_pages)
 
     def _retire(self, job: Job, reason: str, *, keep: bool) -> None:
-        self.scheduler.finish(job.request, keep=keep)
+        with self._lock:
+            self.scheduler.finish(job.request, keep=keep)
         self._with_deadline.pop(job, None)
         self._ended.append(job.request.request_id)
         self.outcomes.count("mlxcel_requests_finished_total", reason)
@@ -171,7 +181,8 @@ class EngineLoop:
         self.turn_began = started = time.monotonic()
         self._expire()
         previous, self._in_flight = self._in_flight, None
-        plan = self.scheduler.schedule()
+        with self._lock:
+            plan = self.scheduler.schedule()
         if plan is None and previous is None:
             self._fail_stuck()
         step = None if plan is None else self._submit(plan, previous)
@@ -254,7 +265,7 @@ class EngineLoop:
                 self.scheduler.append(request, token)
                 if step.plan.alone:
                     self.scheduler.suspects.pop(request, None)
-                if not valid:
+                if not valid and job.failure is None:
                     raise EngineError("the model's logits are NaN, or nothing may be drawn from them")
                 self._generation_tokens += 1
                 output = job.accept(token, logprob)
@@ -276,6 +287,11 @@ class EngineLoop:
     # -- failures ----------------------------------------------------------------------------------------
 
     def _fail(self, job: Job, error: Exception, stage: str, *, keep: bool = False) -> None:
+        if isinstance(error, GrammarError):
+            _logger.info("%s: %s", job.request.request_id, error)
+            self.outcomes.count("mlxcel_request_failures_total", "grammar")
+            self.end(job, "error", error=str(error), client_error=True, keep=keep)
+            return
         _logger.error("%s failed: %s", job.request.request_id, error, exc_info=error)
         self.outcomes.count("mlxcel_request_failures_total", stage)
         self.end(job, "error", error=f"{type(error).__name__}: {error}", keep=keep)
@@ -292,15 +308,16 @@ class EngineLoop:
         self.outcomes.count("mlxcel_step_failures_total", stage)
         self._failures += 1
         involved: dict[Request, None] = {}
-        for plan in plans:
-            self.scheduler.forget(plan)
-            involved.update(
-                (row.request, None) for row in plan.rows if row.request.state is not State.FINISHED
-            )
-        if self.tree is not None:
-            self.tree.clear()
-        for request in list(self.scheduler.running):
-            self.scheduler.requeue(request, keep=False)
+        with self._lock:
+            for plan in plans:
+                self.scheduler.forget(plan)
+                involved.update(
+                    (row.request, None) for row in plan.rows if row.request.state is not State.FINISHED
+                )
+            if self.tree is not None:
+                self.tree.clear()
+            for request in list(self.scheduler.running):
+                self.scheduler.requeue(request, keep=False)
         for request in involved:
             self.scheduler.suspects[request] = None
             request.job.num_scored = len(request.job.prompt_logprobs)
@@ -321,18 +338,20 @@ class EngineLoop:
 
     def _take_probe_page(self) -> int:
         """A page that nobody uses at the moment; nothing is planned before the probe is over."""
-        pages = self.allocator.allocate(1)
-        if pages is None and self.tree is not None:
-            self.tree.evict(1)
+        with self._lock:
             pages = self.allocator.allocate(1)
-        if pages is None:
-            raise EngineError("no page is free for a probe")
-        self.allocator.release(pages[0])
+            if pages is None and self.tree is not None:
+                self.tree.evict(1)
+                pages = self.allocator.allocate(1)
+            if pages is None:
+                raise EngineError("no page is free for a probe")
+            self.allocator.release(pages[0])
         return pages[0]
 
     # -- statistics --------------------------------------------------------------------------------------
 
-    def stats(self, waiting: int, labels: Mapping[str, str]) -> EngineStats:
+    def stats(self, jobs: Iterable[Job], labels: Mapping[str, str]) -> EngineStats:
+        """Counts of this moment; of the jobs, those count as waiting that have not ended and do not run."""
         counters = self.outcomes.snapshot()
         counters["mlxcel_engine_sampling_total"] = {
             **counters["mlxcel_engine_sampling_total"],
@@ -340,29 +359,30 @@ class EngineLoop:
         }
         scheduled, allocator = self.scheduler.stats, self.allocator
         counters["mlxcel_admissions_declined_total"] = {r: n for r, n in scheduled.declined.items() if n}
-        return EngineStats(
-            running=len(self.scheduler.running),
-            waiting=waiting,
-            max_num_seqs=self._config.max_num_seqs,
-            max_model_len=self.max_model_len,
-            page_size=self._config.page_size,
-            page_bytes=self._page_bytes,
-            pages_total=allocator.num_pages,
-            pages_free=allocator.num_free,
-            pages_cached=allocator.num_cached,
-            pages_in_use=allocator.num_in_use,
-            prefix_queries=scheduled.prefix_queries,
-            prefix_hits=scheduled.prefix_hits,
-            prefix_query_tokens=scheduled.prefix_query_tokens,
-            prefix_hit_tokens=scheduled.prefix_hit_tokens,
-            prompt_tokens=self._prompt_tokens,
-            generation_tokens=self._generation_tokens,
-            preemptions=scheduled.preemptions,
-            steps=self._steps,
-            step_seconds=self._step_seconds,
-            counters=counters,
-            counter_labels=labels,
-        )
+        with self._lock:
+            return EngineStats(
+                running=len(self.scheduler.running),
+                waiting=sum(job.request.state is State.WAITING for job in jobs),
+                max_num_seqs=self._config.max_num_seqs,
+                max_model_len=self.max_model_len,
+                page_size=self._config.page_size,
+                page_bytes=self._page_bytes,
+                pages_total=allocator.num_pages,
+                pages_free=allocator.num_free,
+                pages_cached=allocator.num_cached,
+                pages_in_use=allocator.num_in_use,
+                prefix_queries=scheduled.prefix_queries,
+                prefix_hits=scheduled.prefix_hits,
+                prefix_query_tokens=scheduled.prefix_query_tokens,
+                prefix_hit_tokens=scheduled.prefix_hit_tokens,
+                prompt_tokens=self._prompt_tokens,
+                generation_tokens=self._generation_tokens,
+                preemptions=scheduled.preemptions,
+                steps=self._steps,
+                step_seconds=self._step_seconds,
+                counters=counters,
+                counter_labels=labels,
+            )
 
 
 class _NoText:

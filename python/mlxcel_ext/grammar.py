@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import llguidance
 
 
+class GrammarError(ValueError):
+    """A grammar cannot go on where the output has come to: its author's to know, not the engine's."""
+
+
 class GrammarTokenizer(Protocol):
     """What grammars need of a tokenizer (models.Tokenizer has it)."""
 
@@ -52,17 +56,15 @@ class GrammarCompiler:
                 if error and not error.startswith("WARNING"):
                     raise ValueError(f"[grammar] {spec.kind} does not compile: {_first_line(error)}")
                 matcher = llguidance.LLMatcher(self._prepared, text, log_level=0)
-        except RuntimeError as failure:
+        except GrammarError as failure:
             raise ValueError(f"[grammar] {spec.kind} does not compile: {failure}") from None
         if matcher.is_error():
             raise ValueError(f"[grammar] {spec.kind} does not compile: {_first_line(matcher.get_error())}")
         try:
             # Some grammars compile and fail at their first token: that is the client's to know, not the engine's.
-            possible = Grammar(matcher.deep_copy(), self._vocab_size).mask().any()
-        except RuntimeError as failure:
+            Grammar(matcher.deep_copy(), self._vocab_size).mask()
+        except GrammarError as failure:
             raise ValueError(f"[grammar] {spec.kind} does not compile: {failure}") from None
-        if not possible:
-            raise ValueError(f"[grammar] {spec.kind} allows no text at all.")
         return Grammar(matcher, self._vocab_size)
 
     def _prepare(self) -> llguidance.LLTokenizer:
@@ -84,15 +86,17 @@ class Grammar:
         self._words = (vocab_size + 31) // 32
 
     def mask(self) -> npt.NDArray[np.uint32]:
-        """Bit i % 32 of word i // 32 says whether token i may come next."""
+        """Bit i % 32 of word i // 32 says whether token i may come next; GrammarError where none may."""
         mask = np.zeros(self._words, np.uint32)
         with _panics_as_errors():
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._check()
+        if not mask.any():
+            raise GrammarError("[grammar] no token is allowed here.")
         return mask
 
     def accept(self, token_id: int) -> None:
-        """Advance by a token; RuntimeError where the grammar does not allow it."""
+        """Advance by a token that a mask allowed; GrammarError where the grammar fails on it."""
         with _panics_as_errors():
             accepted = self._matcher.consume_token(token_id)
         if not accepted:
@@ -106,18 +110,26 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise RuntimeError(f"[grammar] {_first_line(self._matcher.get_error())}")
+            raise GrammarError(f"[grammar] {_first_line(self._matcher.get_error())}")
+
+
+def allows_others(mask: npt.NDArray[np.uint32], token_ids: Sequence[int]) -> bool:
+    """Whether a mask allows a token that is none of these."""
+    others = mask.copy()
+    for token_id in token_ids:
+        others[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+    return bool(others.any())
 
 
 @contextlib.contextmanager
 def _panics_as_errors() -> Iterator[None]:
-    """A panic in llguidance is a BaseException, which would end the engine's thread: make it a RuntimeError."""
+    """A panic in llguidance is a BaseException, which would end the engine's thread: make it a GrammarError."""
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise RuntimeError(f"[grammar] llguidance failed: {_first_line(str(error))}") from None
+        raise GrammarError(f"[grammar] llguidance failed: {_first_line(str(error))}") from None
 
 
 class _Vocabulary:

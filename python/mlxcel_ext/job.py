@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .grammar import Grammar
+from .grammar import Grammar, allows_others
 from .outputs import FinishReason, RequestOutput, RequestTimes, TokenLogprob
 from .sampler import RowEdit
 from .sampling_params import SamplingParams
@@ -52,6 +52,8 @@ class Job:
             except Exception as error:
                 self.failure = error
         banned = tuple(self.stop_ids) if below else ()
+        if mask is not None and banned and not allows_others(mask, banned):
+            banned = ()  # the grammar is at its end, which min_tokens cannot put off
         return RowEdit(mask, banned)
 
     def accept(self, token: int, logprob: TokenLogprob | None) -> RequestOutput:

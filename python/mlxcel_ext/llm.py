@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from .engine import Engine, EngineConfig
-from .models import LoadedModel, load
+from .models import LoadedModel, Tokenizer, load
 from .outputs import Completion, RequestOutput
 from .sampling_params import SamplingParams
 
@@ -17,7 +18,7 @@ Message = Mapping[str, Any]
 
 
 class LLM:
-    """A model ready to answer.
+    """A model ready to answer. Threads may share one.
 
     Parameters
     ----------
@@ -41,11 +42,15 @@ class LLM:
         # Prompts given at once wait here, not at the caller.
         self._engine = Engine(self._loaded, EngineConfig(**{"max_queue_depth": 1_000_000, **engine_config}))
         self._engine.start()
-        self._count = 0
+        self._ids = itertools.count()  # next() of it is atomic: threads may share an LLM
 
     @property
     def engine(self) -> Engine:
         return self._engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._loaded.tokenizer
 
     def generate(
         self,
@@ -63,8 +68,7 @@ class LLM:
         for prompt in batch:
             text = prompt if isinstance(prompt, str) else None
             ids = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-            completions.append(Completion(f"llm-{self._count}", text, ids))
-            self._count += 1
+            completions.append(Completion(f"llm-{next(self._ids)}", text, ids))
         return self._run(completions, each)
 
     def chat(
@@ -135,16 +139,20 @@ class _Collector:
 
     def __init__(self, completion: Completion, finished: threading.Semaphore) -> None:
         self._completion, self._finished = completion, finished
+        self._texts: list[str] = []
 
     def __call__(self, output: RequestOutput) -> None:
         completion = self._completion
-        completion.text += output.text
+        self._texts.append(output.text)
         completion.token_ids += output.token_ids
         if output.logprobs is not None:
-            completion.logprobs = [*(completion.logprobs or []), *output.logprobs]
+            if completion.logprobs is None:
+                completion.logprobs = []
+            completion.logprobs += output.logprobs
         if output.prompt_logprobs is not None:
             completion.prompt_logprobs = list(output.prompt_logprobs)
         if output.finished:
+            completion.text = "".join(self._texts)
             completion.finish_reason, completion.stop_reason = output.finish_reason, output.stop_reason
             completion.num_cached_tokens, completion.error = output.num_cached_tokens, output.error
             self._finished.release()

@@ -43,6 +43,8 @@ class RequestOutput:
         or "deadline" (finish_reason "abort").
     error
         Human-readable reason of finish_reason "error", and of "abort" where it was not the client's.
+    client_error
+        The request itself is to blame for finish_reason "error" (its grammar cannot go on): a 4xx, not a 5xx.
     prefill_progress
         (prompt tokens done, prompt tokens): such outputs carry no token.
     times
@@ -60,6 +62,7 @@ class RequestOutput:
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
     error: str | None = None
+    client_error: bool = False
     prefill_progress: tuple[int, int] | None = None
     times: RequestTimes | None = None
 

@@ -74,7 +74,7 @@ class SamplingParams:
     max_tokens
         None: up to the model's context.
     min_tokens
-        Neither an EOS nor a stop token is drawn before that many tokens.
+        Neither an EOS nor a stop token is drawn before that many tokens; a grammar that is at its end wins.
     stop, stop_token_ids
         The text ends before a stop string (after it with include_stop_str_in_output).
     logprobs, prompt_logprobs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -305,6 +306,29 @@ def test_many_threads_submit_and_cancel_at_once() -> None:
                 assert answer.token_ids == generate(answer.prompt, answer.count)  # type: ignore[attr-defined]
             else:
                 assert answer.wait().finish_reason == "abort"
+
+
+def test_stats_of_any_moment_add_up() -> None:
+    """Whoever looks while requests come and go sees each page and each request once."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with serving(fake_loaded(), num_pages=60, watermark=0.0) as client:
+            answers = [client.send([n % 7 + 1, 2, 3, n % 5 + 1], greedy(20)) for n in range(40)]
+            looks = 0
+            while not answers[-1].outputs or not answers[-1].outputs[-1].finished:
+                stats = client.engine.stats()
+                assert stats.pages_free + stats.pages_cached + stats.pages_in_use == stats.pages_total
+                assert stats.running + stats.waiting <= 40
+                assert stats.running <= stats.max_num_seqs
+                looks += 1
+            for answer in answers:
+                answer.wait()
+            stats = client.engine.stats()
+            assert (stats.running, stats.waiting) == (0, 0)
+            assert looks > 5
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_resetting_the_prefix_cache_frees_its_pages() -> None:

@@ -70,6 +70,43 @@ def test_every_cached_page_can_be_evicted(stored: list[list[int]], count: int) -
     assert tree.match(stored[0]).num_tokens == 0
 
 
+class CountingToken(int):
+    """A token that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountingToken.compared += 1
+        return int(self) == other
+
+    def __lt__(self, other: int) -> bool:
+        CountingToken.compared += 1
+        return int(self) < int(other)
+
+
+def test_thousands_of_short_prompts_do_not_slow_the_next_one_down() -> None:
+    """They are children of one node: looking for a neighbour must not look at all of them."""
+    count = 3000
+    allocator = PageAllocator(count + 10)
+    tree = PrefixTree(allocator, PAGE)
+    for n in range(count):
+        store(tree, allocator, [CountingToken(n), CountingToken(n % 7)])
+    CountingToken.compared = 0
+    store(tree, allocator, [CountingToken(count // 2), CountingToken(99)])
+    assert tree.match([CountingToken(count // 3), CountingToken(50)]).num_tokens == 1
+    assert tree.match([CountingToken(5), CountingToken(5), CountingToken(1)]).num_tokens == 2
+    assert CountingToken.compared < 400
+
+
+def test_the_oldest_of_thousands_is_still_found() -> None:
+    allocator = PageAllocator(500)
+    tree = PrefixTree(allocator, PAGE)
+    for n in range(400):
+        store(tree, allocator, [n, 1])
+    assert all(tree.match([n, 2]).num_tokens == 1 for n in range(400))
+
+
 def test_the_least_recently_used_leaf_goes_first() -> None:
     allocator = PageAllocator(20)
     tree = PrefixTree(allocator, PAGE)

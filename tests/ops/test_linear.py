@@ -134,6 +134,14 @@ def test_rows_of_a_packed_weight(dtype, rng, form):
     assert np.isfinite(to_numpy(outside)[2]).all()
 
 
+def test_a_layout_that_does_not_fit_is_named(rng):
+    triple, _ = quantized(rng, 40, 128, 64, 4, mx.float16)
+    packed = PackedWeight(*triple, 64, 4)
+    packed.layout = type(packed.layout)(40, 127, "q4", 64)
+    with pytest.raises(ValueError, match=r"in_features must be a multiple of group_size 64, got 127"):
+        packed(normal(rng, (2, 127), mx.float32))
+
+
 def test_packing_adds_no_bytes_but_padding(rng):
     triple, _ = quantized(rng, 64, 256, 32, 4, mx.float16)
     assert PackedWeight(*triple, 32, 4).nbytes == sum(a.nbytes for a in triple)
@@ -290,3 +298,22 @@ def test_bad_input_is_a_value_error(call, text):
 def test_gradients_are_refused():
     with pytest.raises(ValueError, match=r"\[linear\] is for inference"):
         mx.grad(lambda x: linear(x, mx.ones((4, 4)), stream=mx.cpu).sum())(mx.ones((2, 4)))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8, 9, 31, 64, 65])
+@pytest.mark.parametrize(("n", "k"), [(1, 64), (100, 448), (333, 4096)])
+def test_few_rows_on_every_device(stream, rng, rows, n, k):
+    """What the GPU's own kernels take, and one row more."""
+    for dtype in (mx.float16, mx.bfloat16):
+        x, bias = normal(rng, (rows, k), dtype), normal(rng, (n,), dtype)
+        weight = normal(rng, (n, k), dtype)
+        cases = [(linear(x, weight, bias, stream=stream), to_numpy(weight))]
+        for group_size in (64, 128):
+            if k % group_size == 0:
+                triple, dense = quantized(rng, n, k, group_size, 4, dtype)
+                got = quantized_linear(x, *triple, bias, group_size, 4, stream=stream)
+                cases.append((got, dense))
+        for got, dense in cases:
+            assert got.dtype == dtype
+            want = reference.linear(to_numpy(x), dense) + to_numpy(bias)
+            assert np.linalg.norm(to_numpy(got) - want) <= 0.5 * SPACING[dtype] * np.linalg.norm(want)

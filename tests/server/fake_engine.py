@@ -66,7 +66,7 @@ class FakeTemplate:
 
     source = "{% for message in messages %} {{ tools }} <tool_call>"
 
-    def render(self, messages, *, tools=None, add_generation_prompt=True, **kwargs) -> str:  # type: ignore[no-untyped-def]
+    def render(self, messages, /, *, tools=None, add_generation_prompt=True, **kwargs) -> str:  # type: ignore[no-untyped-def]
         if messages[0]["role"] == "assistant":
             raise ValueError("[chat_template] the template refuses the messages: it must begin with the user")
         names = "".join(f"({tool['function']['name']})" for tool in tools or [])
@@ -111,6 +111,7 @@ class FakeEngine:
         self.seen: list[tuple[list[int], SamplingParams]] = []
         self.cancelled: list[str] = []
         self.died = ""
+        self.cascade = False  # its steps claim to have read shared prefixes once
         self._tokenizer = FakeTokenizer()
         self._lock = threading.Condition()
         self._waiting: deque[_Request] = deque()
@@ -193,10 +194,20 @@ class FakeEngine:
                 pages_free=1000 - used,
                 pages_in_use=used,
                 prefix_queries=len(self.seen),
-                counters={"mlxcel_paged_decode_launches_total": {"fused_v2": self._totals["steps"]}},
+                counters=self._counters(),
                 counter_labels={"mlxcel_paged_decode_launches_total": "path"},
                 **self._totals,
             )
+
+    def _counters(self) -> dict[str, dict[str, int]]:
+        steps = self._totals["steps"]
+        if not self.cascade:
+            return {"mlxcel_paged_decode_launches_total": {"fused_v2": steps}}
+        return {
+            "mlxcel_paged_decode_launches_total": {"cascade": steps},
+            "mlxcel_cascade_member_sequences_total": {"": 3 * steps},
+            "mlxcel_cascade_shared_tokens_total": {"": 64 * steps} if steps else {},
+        }
 
     def reset_prefix_cache(self) -> int:
         dropped = len(self._cached)

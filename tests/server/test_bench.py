@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pathlib
+import re
 from collections.abc import Callable
 
 import pytest
@@ -103,6 +104,21 @@ def test_a_note_where_the_expected_counter_stood_still(
     assert [line for line in lines if line.startswith("NOTE")] == [
         "NOTE: mlxcel_paged_decode_launches_total{path=cascade} did not move: this level did not take the path it counts"
     ]
+
+
+def test_cascade_counters_are_printed_where_they_moved(
+    serve: Serve, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = serve()
+    assert bench(server, "--metrics", "mlxcel_generation_tokens_total") == 0
+    assert "cascade" not in capsys.readouterr().out
+    engine.cascade = True
+    assert bench(server, "--metrics", "mlxcel_generation_tokens_total") == 0
+    found = dict(re.findall(r"^(mlxcel_\S+): \+(\d+)$", capsys.readouterr().out, re.MULTILINE))
+    launches = int(found['mlxcel_paged_decode_launches_total{path="cascade"}'])
+    assert launches > 0
+    assert int(found["mlxcel_cascade_member_sequences_total"]) % 3 == 0
+    assert int(found["mlxcel_cascade_shared_tokens_total"]) % 64 == 0
 
 
 def test_shared_prefixes_are_shared(serve: Serve, engine: FakeEngine) -> None:

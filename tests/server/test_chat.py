@@ -89,7 +89,7 @@ async def test_messages_reach_the_template(client: httpx.AsyncClient, engine: Fa
         },
         {"role": "tool", "tool_call_id": "1", "content": "42"},
     ]
-    await chat(client, messages=messages, max_tokens=1, chat_template_kwargs={"suffix": "!"})
+    await chat(client, messages=messages, max_tokens=1, chat_template_kwargs={"suffix": "!", "self": 1})
     assert prompt_of(engine) == "<user>a\nb<assistant><user>42<assistant>!"
 
 

@@ -60,9 +60,20 @@ def test_the_dashboard_shows_the_server(
     assert re.search(r'<span id="state"[^>]*>ok</span>', page)
     assert page.count("<polyline") >= 5
     assert page.count("<circle") >= 20
+    assert "cascade" not in page[page.index("</script>") :] + page[: page.index("<script>")]
     generated = re.search(r"generated tokens</th><td>([\d.]+)(k?)", page)
     assert generated
     assert float(generated[1]) * (1000 if generated[2] else 1) >= 25
+
+
+def test_the_dashboard_shows_cascades_where_there_are_any(
+    serve: Callable[..., RunningServer], engine: FakeEngine, tmp_path: pathlib.Path
+) -> None:
+    engine.cascade = True
+    server = serve()
+    httpx.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 5})
+    page = browse(server.url + "/dashboard", tmp_path / "profile", "--dump-dom")
+    assert re.search(r"cascade: launches, members, shared tokens</th><td>5, 15, 320</td>", page)
 
 
 def test_the_dashboard_says_when_the_engine_is_dead(

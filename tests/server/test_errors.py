@@ -212,6 +212,18 @@ async def test_a_form_is_a_415(client: httpx.AsyncClient) -> None:
     check_error(await client.post(COMPLETIONS, data={"prompt": "a"}), 415)
 
 
+async def test_a_compressed_body_is_a_415(client: httpx.AsyncClient) -> None:
+    for encoding, status in (("gzip", 415), ("identity", 200)):
+        response = await client.post(COMPLETIONS, json=TEXT, headers={"content-encoding": encoding})
+        assert response.status_code == status
+
+
+async def test_a_long_path_is_not_repeated(client: httpx.AsyncClient) -> None:
+    response = await client.get("/" + "a" * 50_000)
+    assert response.status_code == 404
+    assert len(response.text) < 500
+
+
 async def test_a_model_without_a_template_says_so(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

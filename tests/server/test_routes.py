@@ -103,6 +103,16 @@ async def test_metrics_count_requests_under_both_names(client: httpx.AsyncClient
     assert after["mlxcel_paged_decode_launches_total"] > 0
 
 
+async def test_counters_without_a_label_begin_at_zero(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.cascade = True
+    text = (await client.get("/metrics")).text
+    assert 'mlxcel_cascade_shared_tokens_total{model_name="fake"} 0.0' in text
+    await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+    text = (await client.get("/metrics")).text
+    assert 'mlxcel_cascade_shared_tokens_total{model_name="fake"} 128.0' in text
+    assert 'mlxcel_paged_decode_launches_total{model_name="fake",path="cascade"} 2.0' in text
+
+
 async def test_metrics_speak_openmetrics_too(client: httpx.AsyncClient) -> None:
     response = await client.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
     families = {family.name for family in parse_openmetrics(response.text)}

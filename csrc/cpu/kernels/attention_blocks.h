@@ -6,24 +6,12 @@
 // and tokens are blocked together: scores add up in kLanes partial sums along head_dim, output
 // elements add tokens in order. So a query row's result does not depend on its tile.
 
-#include <type_traits>
-#include <utility>
-
 #include "cpu/kernels/simd.h"
 
 namespace mlxcel::cpu {
 namespace {
 
 constexpr int kQuad = 4;
-
-/// f(0), ..., f(N - 1) with constant arguments: arrays of vectors indexed by them live in
-/// registers, where GCC 12 keeps those of an unrolled loop on the stack.
-template <int N, class F>
-[[gnu::always_inline]] inline void unroll(F&& f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-    (f(std::integral_constant<int, I>{}), ...);
-  }(std::make_integer_sequence<int, N>{});
-}
 
 /// The vector itself, in a register: GCC would rather load a row again for every use, and two loads
 /// a cycle are what bounds the loops below.
@@ -40,7 +28,22 @@ template <int N, class F>
 template <class Op>
 [[gnu::always_inline]] inline void reduce(float* out, vfloat a, vfloat b, vfloat c, vfloat d,
                                           Op op) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+  const vfloat ab =
+      op(__builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29),
+         __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31));
+  const vfloat cd =
+      op(__builtin_shufflevector(c, d, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29),
+         __builtin_shufflevector(c, d, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31));
+  const vfloat quarters = op(
+      __builtin_shufflevector(ab, cd, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+      __builtin_shufflevector(ab, cd, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
+  const vfloat halves = op(quarters, __builtin_shufflevector(quarters, quarters, 4, 5, 6, 7, 0, 1,
+                                                             2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  const vfloat all = op(halves, __builtin_shufflevector(halves, halves, 8, 9, 10, 11, 12, 13, 14,
+                                                        15, 0, 1, 2, 3, 4, 5, 6, 7));
+  std::memcpy(out, &all, kQuad * sizeof(float));
+#elif defined(__AVX2__)
   const vfloat ab = op(__builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13),
                        __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15));
   const vfloat cd = op(__builtin_shufflevector(c, d, 0, 8, 1, 9, 4, 12, 5, 13),

@@ -12,6 +12,7 @@ namespace mlxcel::cpu {
 
 #if defined(__x86_64__)
 extern decltype(&linear_kernels) const linear_kernels_avx2;
+extern decltype(&linear_kernels) const linear_kernels_avx512;
 #endif
 
 namespace {
@@ -26,6 +27,7 @@ LinearKernels choose_kernels(const LinearParams& params) {
   auto choose = &linear_kernels;
 #if defined(__x86_64__)
   if (cpu_features().avx2) choose = linear_kernels_avx2;
+  if (cpu_features().avx512) choose = linear_kernels_avx512;
 #endif
   return choose(params.format, params.dtype);
 }

@@ -6,7 +6,10 @@
 namespace mlxcel::cpu {
 namespace {
 
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
+constexpr int kTileRows = 12;  // 12 x 32 sums leave 8 of 32 registers for the operands
+constexpr int kPanelVectors = 2;
+#elif defined(__AVX2__)
 constexpr int kTileRows = 6;  // 6 x 16 sums leave 4 of 16 registers for the operands
 constexpr int kPanelVectors = 2;
 #elif defined(__aarch64__)
@@ -29,12 +32,10 @@ int run_length(const LinearParams& params) {
   return Format<F>::kQuantized ? params.group_size : kBlockK;
 }
 
-/// The total after a run: sum of x * q over a quantization group needs its scale, and the group's
-/// offset times the sum of x.
-template <bool quantized>
-vfloat add_run(vfloat total, vfloat sum, vfloat scale, vfloat offset, float x_sum) {
-  if constexpr (quantized) return fma(scale, sum, fma(offset, splat(x_sum), total));
-  return total + sum;
+/// The total after a quantization group: the sum of x * q needs the group's scale, and the sum of x
+/// its offset.
+inline vfloat add_run(vfloat total, vfloat sum, vfloat scale, vfloat offset, float x_sum) {
+  return fma(scale, sum, fma(offset, splat(x_sum), total));
 }
 
 inline float bias_at(const LinearParams& params, const LinearArrays& arrays, int n) {
@@ -66,6 +67,14 @@ void store_out(const LinearParams& params, const LinearArrays& arrays, int64_t r
   for (int i = 0; i < count; ++i) out[i] = part[i];
 }
 
+/// f(i, j) for i below M and j below N, both constants.
+template <int M, int N, class Fn>
+[[gnu::always_inline]] inline void each(const Fn& f) {
+  unroll<M>([&](auto i) __attribute__((always_inline)) {
+    unroll<N>([&](auto j) __attribute__((always_inline)) { f(i, j); });
+  });
+}
+
 // ---- x ----
 
 template <class T>
@@ -84,11 +93,18 @@ void sum_groups(const float* x, int n, int group_size, float* sums, int64_t stri
   }
 }
 
-template <class T>
+/// x as few_rows reads it: f32, lowered as the format wants.
+template <WeightFormat F, class T>
 void widen_x(const LinearParams& params, const LinearArrays& arrays, float* x, float* sums) {
   widen(static_cast<const T*>(arrays.x), static_cast<int>(params.rows) * params.k, x);
-  for (int m = 0; m < params.rows && params.group_size; ++m) {
-    sum_groups(x + int64_t{m} * params.k, params.k, params.group_size, sums + m, params.rows);
+  if constexpr (Format<F>::kQuantized) {
+    constexpr int kPerWord = Format<F>::kPerWord;
+    for (int m = 0; m < params.rows; ++m, x += params.k) {
+      sum_groups(x, params.k, params.group_size, sums + m, params.rows);
+      for (int k = 0; k < params.k; k += kPerWord) {
+        for (int j = 0; j < kPerWord; ++j) x[k + j] *= Format<F>::lower(j);
+      }
+    }
   }
 }
 
@@ -116,57 +132,63 @@ void pack_x(const LinearParams& params, const LinearArrays& arrays, int64_t firs
 
 // ---- few rows: each weight is read once and unpacked in registers ----
 
+/// Vectors of rows of the weight that are multiplied with one row of x at a time.
+constexpr int kFewVectors = kGroupRows / kLanes < 8 ? kGroupRows / kLanes : 8;
+
 /// Rows [0, M) of x times rows [n0, n0 + R * kLanes) of the weight. R vectors of rows hide the
 /// latency of a sum's chain of additions: M * R chains run side by side.
 template <WeightFormat F, class T, int M, int R>
 void few_rows_unit(const LinearParams& params, const LinearArrays& arrays, const float* x,
                    const float* sums, int n0) {
-  constexpr bool kQuantized = Format<F>::kQuantized;
+  using Form = Format<F>;
   const int run = run_length<F>(params);
   Block<F, R * kLanes> block;
-  vfloat total[M][R] = {};
+  vfloat total[M][R];
+  each<M, R>([&](auto m, auto r) __attribute__((always_inline)) { total[m][r] = vfloat{}; });
   for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
     const int depth = smaller(kBlockK, params.k - k0);
     block.open(params, arrays, n0, k0, k0 + depth);
     for (int g = 0, k = 0; k < depth; ++g, k += run) {
-      vfloat sum[M][R] = {};
+      vfloat sum[M][R];
+      each<M, R>([&](auto m, auto r) __attribute__((always_inline)) { sum[m][r] = vfloat{}; });
       for_each_k(block, k, smaller(k + run, depth),
-                 [&](int at, auto weight) __attribute__((always_inline)) {
+                 [&](int at, auto j, const vuint* words) __attribute__((always_inline)) {
                    vfloat xs[M];
-                   for (int m = 0; m < M; ++m) xs[m] = splat(x[int64_t{m} * params.k + k0 + at]);
-                   for (int r = 0; r < R; ++r) {
-                     const vfloat w = weight(r);
-                     for (int m = 0; m < M; ++m) sum[m][r] = fma(xs[m], w, sum[m][r]);
-                   }
+                   unroll<M>([&](auto m) __attribute__((always_inline)) {
+                     xs[m] = splat(x[int64_t{m} * params.k + k0 + at]);
+                   });
+                   unroll<R>([&](auto r) __attribute__((always_inline)) {
+                     const vfloat w = Form::raise(words[r], j);
+                     unroll<M>([&](auto m) __attribute__((always_inline)) {
+                       sum[m][r] = fma(xs[m], w, sum[m][r]);
+                     });
+                   });
                  });
-      for (int r = 0; r < R; ++r) {
-        vfloat scale = {}, offset = {};
-        if constexpr (kQuantized) {
-          scale = block.scale(g, r * kLanes);
-          offset = block.offset(g, r * kLanes);
-        }
-        for (int m = 0; m < M; ++m) {
-          const float x_sum = kQuantized ? sums[g * M + m] : 0.0f;
-          total[m][r] = add_run<kQuantized>(total[m][r], sum[m][r], scale, offset, x_sum);
-        }
+      if constexpr (Form::kQuantized) {
+        block.for_each_scale(
+            g, [&](auto r, vfloat scale, vfloat offset) __attribute__((always_inline)) {
+              unroll<M>([&](auto m) __attribute__((always_inline)) {
+                total[m][r] = add_run(total[m][r], sum[m][r], scale, offset, sums[g * M + m]);
+              });
+            });
+      } else {
+        each<M, R>([&](auto m, auto r)
+                       __attribute__((always_inline)) { total[m][r] += sum[m][r]; });
       }
     }
-    if constexpr (kQuantized) sums += depth / run * M;
+    if constexpr (Form::kQuantized) sums += depth / run * M;
   }
-  for (int m = 0; m < M; ++m) {
-    for (int r = 0; r < R; ++r) {
-      const int n = n0 + r * kLanes;
-      if (n < params.n) store_out<T>(params, arrays, m, n, total[m][r]);
-    }
-  }
+  each<M, R>([&](auto m, auto r) __attribute__((always_inline)) {
+    const int n = n0 + r * kLanes;
+    if (n < params.n) store_out<T>(params, arrays, m, n, total[m][r]);
+  });
 }
 
-template <WeightFormat F, class T, int M>
+template <WeightFormat F, class T, int M, int R>
 void few_rows_units(const LinearParams& params, const LinearArrays& arrays, const float* x,
                     const float* sums, int begin, int end) {
-  constexpr int kVectors = M <= 2 ? 4 : 2;
-  for (int n0 = begin; n0 < end; n0 += kVectors * kLanes) {
-    few_rows_unit<F, T, M, kVectors>(params, arrays, x, sums, n0);
+  for (int n0 = begin; n0 < end; n0 += R * kLanes) {
+    few_rows_unit<F, T, M, R>(params, arrays, x, sums, n0);
   }
 }
 
@@ -175,13 +197,13 @@ void few_rows(const LinearParams& params, const LinearArrays& arrays, const floa
               const float* sums, int begin, int end) {
   switch (params.rows) {
     case 1:
-      return few_rows_units<F, T, 1>(params, arrays, x, sums, begin, end);
+      return few_rows_units<F, T, 1, kFewVectors>(params, arrays, x, sums, begin, end);
     case 2:
-      return few_rows_units<F, T, 2>(params, arrays, x, sums, begin, end);
+      return few_rows_units<F, T, 2, kFewVectors / 2>(params, arrays, x, sums, begin, end);
     case 3:
-      return few_rows_units<F, T, 3>(params, arrays, x, sums, begin, end);
+      return few_rows_units<F, T, 3, kFewVectors / 4>(params, arrays, x, sums, begin, end);
     case 4:
-      return few_rows_units<F, T, 4>(params, arrays, x, sums, begin, end);
+      return few_rows_units<F, T, 4, kFewVectors / 4>(params, arrays, x, sums, begin, end);
   }
 }
 
@@ -199,15 +221,19 @@ void fill_panel(const LinearParams& params, const LinearArrays& arrays, int n0, 
                 Panel* panel) {
   Block<F, kPanelColumns> block;
   block.open(params, arrays, n0, k0, k0 + depth);
-  for_each_k(block, 0, depth, [&](int k, auto weight) __attribute__((always_inline)) {
-    for (int v = 0; v < kPanelVectors; ++v) store(panel->weight[k] + v * kLanes, weight(v));
-  });
+  for_each_k(block, 0, depth,
+             [&](int k, auto j, const vuint* words) __attribute__((always_inline)) {
+               unroll<kPanelVectors>([&](auto v) __attribute__((always_inline)) {
+                 store(panel->weight[k] + v * kLanes, Format<F>::unpack(words[v], j));
+               });
+             });
   if constexpr (Format<F>::kQuantized) {
     for (int g = 0; g * params.group_size < depth; ++g) {
-      for (int c = 0; c < kPanelColumns; c += kLanes) {
-        store(panel->scale[g] + c, block.scale(g, c));
-        store(panel->offset[g] + c, block.offset(g, c));
-      }
+      block.for_each_scale(g,
+                           [&](auto v, vfloat scale, vfloat offset) __attribute__((always_inline)) {
+                             store(panel->scale[g] + v * kLanes, scale);
+                             store(panel->offset[g] + v * kLanes, offset);
+                           });
     }
   }
 }
@@ -218,49 +244,41 @@ template <bool quantized, int M>
 void multiply_tile(const float* x, const float* sums, int64_t sum_stride, const Panel& panel,
                    int depth, int run, bool first, float* totals) {
   for (int g = 0, k = 0; k < depth; ++g) {
-    vfloat sum[M][kPanelVectors] = {};
+    vfloat sum[M][kPanelVectors];
+    each<M, kPanelVectors>([&](auto m, auto v) __attribute__((always_inline)) { sum[m][v] = vfloat{}; });
     for (const int end = smaller(k + run, depth); k < end; ++k) {
       vfloat w[kPanelVectors];
-      for (int v = 0; v < kPanelVectors; ++v) w[v] = load(panel.weight[k] + v * kLanes);
-      for (int m = 0; m < M; ++m) {
+      unroll<kPanelVectors>([&](auto v) __attribute__((always_inline)) {
+        w[v] = load(panel.weight[k] + v * kLanes);
+      });
+      unroll<M>([&](auto m) __attribute__((always_inline)) {
         const vfloat xs = splat(x[k * M + m]);
-        for (int v = 0; v < kPanelVectors; ++v) sum[m][v] = fma(xs, w[v], sum[m][v]);
-      }
+        unroll<kPanelVectors>(
+            [&](auto v) __attribute__((always_inline)) { sum[m][v] = fma(xs, w[v], sum[m][v]); });
+      });
     }
-    for (int v = 0; v < kPanelVectors; ++v) {
-      const vfloat scale = load(panel.scale[g] + v * kLanes);
-      const vfloat offset = load(panel.offset[g] + v * kLanes);
-      for (int m = 0; m < M; ++m) {
-        float* total = totals + m * kTaskColumns + v * kLanes;
-        const vfloat before = first ? vfloat{} : load(total);
-        const float x_sum = quantized ? sums[g * sum_stride + m] : 0.0f;
-        store(total, add_run<quantized>(before, sum[m][v], scale, offset, x_sum));
+    each<M, kPanelVectors>([&](auto m, auto v) __attribute__((always_inline)) {
+      float* total = totals + m * kTaskColumns + v * kLanes;
+      const vfloat before = first ? vfloat{} : load(total);
+      if constexpr (quantized) {
+        store(total, add_run(before, sum[m][v], load(panel.scale[g] + v * kLanes),
+                             load(panel.offset[g] + v * kLanes), sums[g * sum_stride + m]));
+      } else {
+        store(total, before + sum[m][v]);
       }
-    }
+    });
     first = false;
   }
 }
 
-template <bool quantized>
+/// A tile of `rows` rows, 1 to M.
+template <bool quantized, int M = kTileRows>
 void multiply_tile(int rows, const float* x, const float* sums, int64_t sum_stride,
                    const Panel& panel, int depth, int run, bool first, float* totals) {
-  const auto multiply = [&]<int M>() {
+  if (rows == M) {
     multiply_tile<quantized, M>(x, sums, sum_stride, panel, depth, run, first, totals);
-  };
-  static_assert(kTileRows <= 6);
-  switch (rows) {
-    case 1:
-      return multiply.template operator()<1>();
-    case 2:
-      return multiply.template operator()<2>();
-    case 3:
-      return multiply.template operator()<3>();
-    case 4:
-      return multiply.template operator()<4>();
-    case 5:
-      return multiply.template operator()<5>();
-    case 6:
-      return multiply.template operator()<6>();
+  } else if constexpr (M > 1) {
+    multiply_tile<quantized, M - 1>(rows, x, sums, sum_stride, panel, depth, run, first, totals);
   }
 }
 
@@ -329,7 +347,7 @@ void pack_weight(const LinearParams& params, const LinearArrays& from, int begin
 template <WeightFormat F, class T>
 constexpr LinearKernels kernels_of() {
   return {kTileRows,        int64_t{kTaskPanels} * sizeof(Panel),
-          &few_rows<F, T>,  &widen_x<T>,
+          &few_rows<F, T>,  &widen_x<F, T>,
           &many_rows<F, T>, &pack_x<T>,
           &pack_weight};
 }

@@ -6,10 +6,10 @@
 
 namespace mlxcel::cpu {
 
-/// Rows of the weight that the packed layout interleaves: as many as few_rows multiplies at a time,
-/// so that it reads memory front to back. With groups of 8 and four streams the hardware's
-/// prefetchers started anew every two kilobytes.
-constexpr int kGroupRows = 32;
+/// Rows of the weight that the packed layout interleaves: as many as few_rows multiplies with one
+/// row of x at a time, so that it reads memory front to back. With groups of 8 and four streams the
+/// hardware's prefetchers started anew every two kilobytes.
+constexpr int kGroupRows = kPackedRows;
 /// Columns of out (rows of the weight) of one task of many_rows; scratch is sized by it.
 constexpr int kTaskColumns = 64;
 /// Depth of a dequantized panel, 16 columns of which are 16 KB, half of an L1 cache; and products

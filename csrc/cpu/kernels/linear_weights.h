@@ -24,7 +24,9 @@ inline int smaller(int a, int b) {
 /// a * b + c, rounded once where the machine can; never left to the compiler's choice, because all
 /// paths must round alike.
 inline vfloat fma(vfloat a, vfloat b, vfloat c) {
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  return (vfloat)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
   return (vfloat)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
   return vfmaq_f32(c, a, b);
@@ -45,7 +47,9 @@ inline vfloat to_vfloat(vuint v) {
 
 /// The f16 in the low half of every word; the high halves are zero.
 inline vfloat half_to_float(vuint v) {
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  return (vfloat)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)v));
+#elif defined(__AVX2__)
   const __m256i packed = _mm256_packus_epi32((__m256i)v, (__m256i)v);
   return (vfloat)_mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0b1000)));
 #elif defined(__aarch64__)
@@ -61,21 +65,44 @@ inline vfloat half_to_float(vuint v) {
 #endif
 }
 
-/// unpack(word, j) is the j-th of kPerWord neighbours along k.
+/// unpack(word, j) is the j-th of kPerWord neighbours along k. raise(word, j) is the same times a
+/// power of two, 1 / lower(j), where that saves instructions: x * lower(j) times it is the same
+/// product, rounded alike (for |x| above 1e-30, whose fractions are no subnormals).
 template <WeightFormat>
 struct Format;
 
-template <>
-struct Format<WeightFormat::f32> {
-  static constexpr int kPerWord = 1;
+template <WeightFormat F>
+struct DenseFormat {
   static constexpr bool kQuantized = false;
+  static constexpr float lower(int) { return 1.0f; }
+  static vfloat raise(vuint v, int j) { return Format<F>::unpack(v, j); }
+};
+
+template <int Bits>
+struct QuantizedFormat {
+  static constexpr int kPerWord = 32 / Bits;
+  static constexpr bool kQuantized = true;
+  static constexpr uint32_t kMask = (1u << Bits) - 1;
+  static vfloat unpack(vuint v, int j) { return to_vfloat((v >> (Bits * j)) & kMask); }
+
+  /// A mask in place leaves q * 2^(Bits * j), but for the last value, which would turn negative.
+  static constexpr float lower(int j) {
+    return j + 1 == kPerWord ? 1.0f : 1.0f / static_cast<float>(1u << (Bits * j));
+  }
+  static vfloat raise(vuint v, int j) {
+    return to_vfloat(j + 1 == kPerWord ? v >> (Bits * j) : v & (kMask << (Bits * j)));
+  }
+};
+
+template <>
+struct Format<WeightFormat::f32> : DenseFormat<WeightFormat::f32> {
+  static constexpr int kPerWord = 1;
   static vfloat unpack(vuint v, int) { return (vfloat)v; }
 };
 
 template <>
-struct Format<WeightFormat::bf16> {
+struct Format<WeightFormat::bf16> : DenseFormat<WeightFormat::bf16> {
   static constexpr int kPerWord = 2;
-  static constexpr bool kQuantized = false;
   static vfloat unpack(vuint v, int j) {
     const vuint u = j == 0 ? v << 16 : v & 0xffff0000u;
     return (vfloat)u;
@@ -83,25 +110,16 @@ struct Format<WeightFormat::bf16> {
 };
 
 template <>
-struct Format<WeightFormat::f16> {
+struct Format<WeightFormat::f16> : DenseFormat<WeightFormat::f16> {
   static constexpr int kPerWord = 2;
-  static constexpr bool kQuantized = false;
   static vfloat unpack(vuint v, int j) { return half_to_float(j == 0 ? v & 0xffffu : v >> 16); }
 };
 
 template <>
-struct Format<WeightFormat::q4> {
-  static constexpr int kPerWord = 8;
-  static constexpr bool kQuantized = true;
-  static vfloat unpack(vuint v, int j) { return to_vfloat((v >> (4 * j)) & 15u); }
-};
+struct Format<WeightFormat::q4> : QuantizedFormat<4> {};
 
 template <>
-struct Format<WeightFormat::q8> {
-  static constexpr int kPerWord = 4;
-  static constexpr bool kQuantized = true;
-  static vfloat unpack(vuint v, int j) { return to_vfloat((v >> (8 * j)) & 255u); }
-};
+struct Format<WeightFormat::q8> : QuantizedFormat<8> {};
 
 /// Words [w0, w1) of rows [n0, n0 + Rows) of a row-major weight, as to[word - w0][row]. Rows past
 /// the last repeat it. A row ends after `row_bytes`, which may be in the middle of a word.
@@ -181,9 +199,37 @@ class Block {
 
   vuint word(int w, int row) const { return load_word(words_ + w * stride_ + row); }
 
-  /// Of quantization group g of the block.
-  vfloat scale(int g, int row) const { return load_scale(scales_, g * stride_ + row); }
-  vfloat offset(int g, int row) const { return load_scale(offsets_, g * stride_ + row); }
+  /// Fetches what lies two kilobytes behind word w. The hardware's own prefetchers reach 6.5 GB/s
+  /// of a memory that gives 8.6 to one core (EPYC, shared).
+  [[gnu::always_inline]] void prefetch(int w) const {
+    unroll<(Rows * 4 + 63) / 64>([&](auto line) __attribute__((always_inline)) {
+      __builtin_prefetch(words_ + w * stride_ + 512 + line * 16);
+    });
+  }
+
+  /// f(r, scale, offset) for quantization group g and each vector r of rows.
+  template <class Fn>
+  [[gnu::always_inline]] void for_each_scale(int g, const Fn& f) const {
+    const auto run = [&]<class S>(const S*) __attribute__((always_inline)) {
+      const S* scales = static_cast<const S*>(scales_) + g * stride_;
+      const S* offsets = static_cast<const S*>(offsets_) + g * stride_;
+      __builtin_prefetch(scales + 256);
+      __builtin_prefetch(offsets + 256);
+      __builtin_prefetch(scales + 288);
+      __builtin_prefetch(offsets + 288);
+      unroll<Rows / kLanes>([&](auto r) __attribute__((always_inline)) {
+        f(r, load(scales + r * kLanes), load(offsets + r * kLanes));
+      });
+    };
+    switch (type_) {
+      case FloatType::f32:
+        return run(static_cast<const float*>(nullptr));
+      case FloatType::f16:
+        return run(static_cast<const f16*>(nullptr));
+      case FloatType::bf16:
+        return run(static_cast<const bf16*>(nullptr));
+    }
+  }
 
  private:
   template <class S>  // float, or f16 for both 16-bit types
@@ -204,18 +250,6 @@ class Block {
     }
   }
 
-  vfloat load_scale(const void* p, int i) const {
-    switch (type_) {
-      case FloatType::f32:
-        return load(static_cast<const float*>(p) + i);
-      case FloatType::f16:
-        return load(static_cast<const f16*>(p) + i);
-      case FloatType::bf16:
-        return load(static_cast<const bf16*>(p) + i);
-    }
-    return vfloat{};
-  }
-
   int stride_;  // rows from one word to the next
   const uint32_t* words_;
   const void* scales_;
@@ -226,30 +260,27 @@ class Block {
   alignas(64) char offset_copy_[kGroupsInBlock * Rows * 4];
 };
 
-/// Calls step(k, weight) for elements k in [begin, end) of a block in ascending order; weight(r) is
-/// the r-th vector of kLanes neighbouring rows, not scaled yet. begin is a multiple of kPerWord.
+/// Calls step(k, j, words) for elements k in [begin, end) of a block in ascending order: they are
+/// the j-th of the words, R vectors of neighbouring rows. begin is a multiple of kPerWord.
 template <WeightFormat F, int Rows, class Step>
 [[gnu::always_inline]] inline void for_each_k(const Block<F, Rows>& block, int begin, int end,
                                               const Step& step) {
   constexpr int kPerWord = Format<F>::kPerWord;
-  constexpr int kVectors = Rows / kLanes;
-  vuint words[kVectors];
+  vuint words[Rows / kLanes];
   int w = begin / kPerWord;
   const auto load_words = [&]() __attribute__((always_inline)) {
-    for (int r = 0; r < kVectors; ++r) words[r] = block.word(w, r * kLanes);
+    unroll<Rows / kLanes>(
+        [&](auto r) __attribute__((always_inline)) { words[r] = block.word(w, r * kLanes); });
   };
   for (; (w + 1) * kPerWord <= end; ++w) {
+    block.prefetch(w);
     load_words();
-#pragma GCC unroll 8
-    for (int j = 0; j < kPerWord; ++j) {
-      step(w * kPerWord + j,
-           [&](int r) __attribute__((always_inline)) { return Format<F>::unpack(words[r], j); });
-    }
+    unroll<kPerWord>([&](auto j)
+                         __attribute__((always_inline)) { step(w * kPerWord + j, j, words); });
   }
   if (w * kPerWord < end) {  // a dense row of odd length ends in the first half of a word
     load_words();
-    step(w * kPerWord,
-         [&](int r) __attribute__((always_inline)) { return Format<F>::unpack(words[r], 0); });
+    step(w * kPerWord, std::integral_constant<int, 0>{}, words);
   }
 }
 

@@ -10,12 +10,14 @@ namespace mlxcel::cpu {
 
 #if defined(__x86_64__)
 extern decltype(&attention_code) const attention_code_avx2;
+extern decltype(&attention_code) const attention_code_avx512;
 #endif
 
 namespace {
 
 const AttentionCode& code_of(const PagedAttentionParams& params) {
 #if defined(__x86_64__)
+  if (cpu_features().avx512) return attention_code_avx512(params.dtype);
   if (cpu_features().avx2) return attention_code_avx2(params.dtype);
 #endif
   return attention_code(params.dtype);

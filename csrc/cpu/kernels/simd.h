@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
+#include <utility>
 
 #include "common/half.h"
 
@@ -34,6 +36,15 @@ typedef float vfloat __attribute__((vector_size(kLanes * 4)));
 typedef int32_t vint __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t vuint __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t vhalf __attribute__((vector_size(kLanes * 2)));
+
+/// f(0), ..., f(N - 1) with constant arguments: arrays of vectors indexed by them live in
+/// registers, where GCC 12 keeps those of an unrolled loop on the stack.
+template <int N, class F>
+[[gnu::always_inline]] inline void unroll(F&& f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, I>{}), ...);
+  }(std::make_integer_sequence<int, N>{});
+}
 
 // A C-style cast between vectors of one size keeps the bits.
 

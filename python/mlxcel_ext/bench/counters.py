@@ -66,6 +66,15 @@ def named(key: Key) -> str:
     return f"{name}{{{inner}}}" if inner else name
 
 
+def of_path(deltas: dict[Key, float], path: str) -> list[str]:
+    """A line for each moved counter of a path, by its name or by a label's value."""
+    return [
+        f"{named(key)}: +{delta:g}"
+        for key, delta in sorted(deltas.items(), key=lambda item: named(item[0]))
+        if path in key[0] or any(value == path for label, value in key[1] if label != "model_name")
+    ]
+
+
 def notes(expected: list[Expected], deltas: dict[Key, float]) -> list[str]:
     """A line for each expected counter; NOTE where it stood still, since the numbers then measure something else."""
     lines = []

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from .client import Sample, Target
-from .counters import Expected, moved, named, notes, scrape
+from .counters import Expected, moved, named, notes, of_path, scrape
 from .datasets import Prompt, Source, prompts
 from .report import document, render, summarize
 
@@ -129,6 +129,8 @@ class _Bench:
                     for key, delta in sorted(deltas.items(), key=lambda kv: named(kv[0]))
                 )
             )
+        else:
+            print("".join(line + "\n" for line in of_path(deltas, "cascade")), end="")
         for line in notes(self._expected, deltas):
             print(line)
         errors = [sample.error for sample in samples if sample.error]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections.abc import Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from .page_allocator import PageAllocator
-
-#: Children that may share a page partly are compared token by token; a node with more looks at the newest.
-_MAX_PARTIAL_CANDIDATES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +22,7 @@ class PrefixMatch:
 class _Node:
     """One page. Its path from the root spells the tokens whose KV the page completes."""
 
-    __slots__ = ("born", "children", "key", "page", "parent", "salt", "stamp")
+    __slots__ = ("born", "children", "key", "keys", "page", "parent", "salt", "stamp")
 
     def __init__(self, key: tuple[int, ...], page: int, parent: _Node | None, stamp: int, born: int) -> None:
         self.key = key
@@ -36,6 +33,9 @@ class _Node:
         self.salt: str | None = None  # of a root
         # The tokens of a child -> the child. A key shorter than a page is a tail: it has no children.
         self.children: dict[tuple[int, ...], _Node] = {}
+        self.keys: list[
+            tuple[int, ...]
+        ] = []  # of the children, sorted: those that begin alike are neighbours
 
     @property
     def is_leaf(self) -> bool:
@@ -88,16 +88,27 @@ class PrefixTree:
             child.stamp = self._clock
             pages.append(child.page)
             node, position = child, position + size
-        tail, best, shared = tuple(tokens[position : position + size]), None, 0
-        if tail:
-            for child in islice(reversed(node.children.values()), _MAX_PARTIAL_CANDIDATES):
-                common = _common_prefix(child.key, tail)
-                if common > shared and child.born < self._step:
-                    best, shared = child, common
+        best, shared = self._most_in_common(node, tuple(tokens[position : position + size]))
         if best is None:
             return PrefixMatch(tuple(pages), None, position)
         best.stamp = self._clock
         return PrefixMatch(tuple(pages), best.page, position + shared)
+
+    def _most_in_common(self, node: _Node, tail: tuple[int, ...]) -> tuple[_Node | None, int]:
+        """The child, older than this step, with the longest common beginning, and its length."""
+        best, shared = None, 0
+        place = bisect_left(node.keys, tail)
+        # The further from its place, to either side, the less a key has in common with the tail.
+        for places in (range(place - 1, -1, -1), range(place, len(node.keys))):
+            for i in places:
+                common = _common_prefix(node.keys[i], tail)
+                if common <= shared:
+                    break
+                child = node.children[node.keys[i]]
+                if child.born < self._step:
+                    best, shared = child, common
+                    break
+        return best, shared
 
     def insert(
         self,
@@ -138,16 +149,17 @@ class PrefixTree:
             child.stamp = self._clock
             node = child
         if tail:
-            longer = next((c for c in node.children.values() if c.key[: len(tail)] == tail), None)
-            if longer is None:
-                self._add(node, tail, pages[full])
+            place = bisect_left(node.keys, tail)
+            if place < len(node.keys) and node.keys[place][: len(tail)] == tail:
+                node.children[node.keys[place]].stamp = self._clock  # it says all that the tail says
             else:
-                longer.stamp = self._clock
+                self._add(node, tail, pages[full])
         return replaced
 
     def _add(self, parent: _Node, key: tuple[int, ...], page: int) -> _Node:
         child = _Node(key, page, parent, self._clock, self._step)
         parent.children[key] = child
+        insort(parent.keys, key)
         self._allocator.hold(page)
         self.num_pages += 1
         self._push(child)
@@ -170,6 +182,7 @@ class PrefixTree:
         assert parent is not None
         assert not node.children
         del parent.children[node.key]
+        del parent.keys[bisect_left(parent.keys, node.key)]
         node.parent = None
         self.num_pages -= 1
         self._allocator.drop(node.page)

@@ -1,4 +1,4 @@
-"""The layers of a llama-like model as one primitive on CPU."""
+"""The layers of a llama-like model as one primitive."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from .. import _ext
+from ..ops.linear import on_cpu
 from .batch import AttentionBatch
 from .config import ModelConfig
 
@@ -52,6 +53,14 @@ class DecoderStack:
         )
         self._stack = _ext.DecoderStack(list(layers), final_norm, inv_freq, shape)
 
+    def takes(self, batch: AttentionBatch) -> bool:
+        """Whether a step can run: any on CPU; on a GPU decode steps of a few requests, since MLX's products are the
+        ones for many rows."""
+        if on_cpu(None):
+            return True
+        decodes = batch.qo_indptr is None and batch.logit_rows is None
+        return decodes and self._stack.runs_on_gpu(batch.positions.shape[0])
+
     def __call__(self, hidden: mx.array, batch: AttentionBatch, kv: KVPages) -> mx.array:
         """Normed output of the last layer, of batch.logit_rows alone where given; kv gets its new handles."""
         config, table, plan = self._config, batch.table, batch.plan
@@ -75,7 +84,6 @@ class DecoderStack:
             table.on_device(plan.qo_indptr),
             plan.on_device(),
             batch.logit_rows,
-            stream=mx.cpu,
         )
         kv.k_pages, kv.v_pages = pages[::2], pages[1::2]
         return out

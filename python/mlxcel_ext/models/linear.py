@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from .. import _ext
-from ..ops.linear import PackedWeight, linear, on_cpu
+from ..ops.linear import PackedWeight, linear, on_cpu, quantized_linear
 
 #: Quantized formats that the CPU kernels know; others run on mx.quantized_matmul.
 _COMPILED_BITS = (4, 8)
@@ -15,7 +15,7 @@ _COMPILED_GROUP_SIZES = (32, 64, 128)
 
 
 class Linear:
-    """``x @ w.T + bias``, by the compiled kernels on CPU and by MLX's on a GPU.
+    """``x @ w.T + bias``.
 
     On CPU the weight is packed (see `PackedWeight`) at the first use of the layer or of `arrays`, and the arrays
     given are let go, so that no second copy stays.
@@ -60,10 +60,19 @@ class Linear:
             self._stored = None
         return self._packed
 
-    def packed_layer(self) -> _ext.PackedLayer | None:
-        """The layer as DecoderStack takes it; None where it does not run on the CPU kernels."""
+    def stack_layer(self) -> _ext.StackLinear | None:
+        """The layer as DecoderStack takes it; None where our kernels do not know its format."""
         packed = self._pack()
-        return None if packed is None else _ext.PackedLayer(packed.arrays, packed.layout, self.bias)
+        if packed is not None:
+            return _ext.StackLinear(packed.arrays, packed.layout, self.bias, packed=True)
+        if not self._compiled:
+            return None
+        weight, scales, _ = self._rows_stored()
+        group_size, bits, _ = self._quantization
+        form = str(weight.dtype).removeprefix("mlx.core.") if scales is None else f"q{bits}"
+        layout = _ext.PackedLinear(self.out_features, self.in_features, form, group_size)
+        held = [a for a in self._rows_stored() if a is not None]
+        return _ext.StackLinear(held, layout, self.bias, packed=False)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -86,6 +95,9 @@ class Linear:
         if scales is None:
             return linear(x, weight, self.bias)
         group_size, bits, mode = self._quantization
+        if self._compiled:
+            assert biases is not None
+            return quantized_linear(x, weight, scales, biases, self.bias, group_size, bits)
         if mode == "affine":
             assert biases is not None
             scales, biases = scales.astype(x.dtype), biases.astype(x.dtype)

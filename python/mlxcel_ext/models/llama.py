@@ -103,7 +103,7 @@ class Model:
         """
         # The residual stream crosses layers un-normalised: every add is fused with the norm that follows it.
         residual = self._embedding.rows(tokens, self.dtype)
-        if self._stack is not None:
+        if self._stack is not None and self._stack.takes(batch):
             return self._head(self._stack(residual, batch, kv))
         x = self._layers[0].rms_norm(residual, self._layers[0].input_norm)
         last = len(self._layers) - 1
@@ -117,12 +117,12 @@ class Model:
         return self._head(x)
 
     def _make_stack(self, rope: _Rope) -> DecoderStack | None:
-        """All layers as one primitive, where every one of them runs on the CPU kernels."""
+        """All layers as one primitive, where our kernels know every one of them."""
         if not self._kernels.all_fused or not env.switch("MLXCEL_FUSED_LAYERS"):
             return None
-        packed = [layer.packed() for layer in self._layers]
-        layers = [layer for layer in packed if layer is not None]
-        if len(layers) < len(packed):
+        known = [layer.stack_layer() for layer in self._layers]
+        layers = [layer for layer in known if layer is not None]
+        if len(layers) < len(known):
             return None
         return DecoderStack(self.config, layers, self._norm, rope.inv_freq, rope.scale)
 
@@ -175,10 +175,10 @@ class _Layer:
         matrices = [*self._qkv.arrays, *self._output.arrays, *self._gate_up.arrays, *self._down.arrays]
         return [self.input_norm, self._post_norm, *matrices, *self._head_norms]
 
-    def packed(self) -> _ext.DecoderLayer | None:
-        """The layer as DecoderStack takes it; None where a matrix does not run on the CPU kernels."""
+    def stack_layer(self) -> _ext.DecoderLayer | None:
+        """The layer as DecoderStack takes it; None where our kernels do not know a matrix."""
         groups = (self._qkv.linears, [self._output], self._gate_up.linears, [self._down])
-        qkv, output, gate_up, down = ([linear.packed_layer() for linear in group] for group in groups)
+        qkv, output, gate_up, down = ([linear.stack_layer() for linear in group] for group in groups)
         if None in (*qkv, *output, *gate_up, *down):
             return None
         q_norm, k_norm = self._head_norms or (None, None)

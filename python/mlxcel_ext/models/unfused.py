@@ -27,7 +27,8 @@ class Kernels(NamedTuple):
 def choose_kernels() -> Kernels:
     """Ours, but for those that are switched off."""
     attention, norm, rope = (
-        env.switch(f"MLXCEL_{name}") for name in ("PAGED_ATTENTION_V2", "FUSED_ADD_RMSNORM", "FUSED_ROPE_APPEND")
+        env.switch(f"MLXCEL_{name}")
+        for name in ("PAGED_ATTENTION_V2", "FUSED_ADD_RMSNORM", "FUSED_ROPE_APPEND")
     )
     return Kernels(
         ops.add_rms_norm if norm else add_rms_norm,

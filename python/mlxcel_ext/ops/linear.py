@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from .. import _ext
+from .arguments import argument_errors
 
 Stream = mx.Stream | mx.Device | mx.DeviceType | None
 
@@ -17,11 +18,12 @@ def on_cpu(stream: Stream) -> bool:
     return device == mx.cpu
 
 
+@argument_errors("linear")
 def linear(x: mx.array, weight: mx.array, bias: mx.array | None = None, *, stream: Stream = None) -> mx.array:
     """``x @ weight.T + bias``.
 
-    On a CPU stream a compiled kernel runs, which reads 16-bit weights as they are; on a GPU stream this is
-    MLX's own matmul.
+    On CPU and for up to 64 rows on CUDA a compiled kernel runs, which reads 16-bit weights as they are; other
+    products on a GPU are MLX's matmul.
 
     Parameters
     ----------
@@ -44,15 +46,13 @@ def linear(x: mx.array, weight: mx.array, bias: mx.array | None = None, *, strea
 
     Notes
     -----
-    CPU: sums are f32, in an order that depends on ``k`` alone, so a row of ``x`` gives the same bits in any
-    batch and with any number of threads. Each weight is read once for up to 384 rows of ``x``.
+    Sums are f32, in an order that depends on ``k`` alone, so a row of ``x`` gives the same bits in any batch that
+    the same kernel takes, and with any number of threads. Each weight is read once for up to 384 rows of ``x``.
     """
-    if on_cpu(stream):
-        return _ext.linear(x, weight, bias, stream=stream)
-    out = mx.matmul(x, weight.astype(x.dtype, stream=stream).T, stream=stream)
-    return _add_bias(out, bias, stream)
+    return _ext.linear(x, weight, bias, stream=stream)
 
 
+@argument_errors("quantized_linear")
 def quantized_linear(
     x: mx.array,
     weight: mx.array,
@@ -66,7 +66,8 @@ def quantized_linear(
 ) -> mx.array:
     """``x @ w.T + bias`` with MLX's affine quantized weight, ``w = scales * q + biases`` for every group.
 
-    On a CPU stream a compiled kernel runs; on a GPU stream this is ``mx.quantized_matmul``.
+    On CPU and for up to 64 rows, 4 bits and groups of 64 or 128 on CUDA a compiled kernel runs; the rest on a GPU is
+    ``mx.quantized_matmul``.
 
     Parameters
     ----------
@@ -98,17 +99,13 @@ def quantized_linear(
     CPU: weights are dequantized to f32 in registers or in a 64 KB panel, never as a whole; the order of sums
     is that of :func:`linear`.
     """
-    if on_cpu(stream):
-        return _ext.quantized_linear(x, weight, scales, biases, bias, group_size, bits, stream=stream)
-    scales, biases = (a.astype(x.dtype, stream=stream) for a in (scales, biases))
-    out = mx.quantized_matmul(x, weight, scales, biases, True, group_size, bits, stream=stream)
-    return _add_bias(out, bias, stream)
+    return _ext.quantized_linear(x, weight, scales, biases, bias, group_size, bits, stream=stream)
 
 
 class PackedWeight:
-    """A weight in the layout that the CPU kernels read fastest: 32 rows interleaved.
+    """A weight in the layout that the CPU kernels read fastest: 64 rows interleaved.
 
-    Packing copies the weight once; it takes as many bytes as before, but for padding of ``n`` to 32.
+    Packing copies the weight once; it takes as many bytes as before, but for padding of ``n`` to 64.
     ``packed(x)`` gives the same bits as :func:`linear` or :func:`quantized_linear` of the weight, in less time,
     since memory is read front to back. CPU only.
 
@@ -125,6 +122,7 @@ class PackedWeight:
 
     __slots__ = ("arrays", "layout")
 
+    @argument_errors("pack_linear")
     def __init__(
         self,
         weight: mx.array,
@@ -148,17 +146,20 @@ class PackedWeight:
     def nbytes(self) -> int:
         return sum(a.nbytes for a in self.arrays)
 
+    @argument_errors("packed_linear")
     def __call__(
         self, x: mx.array, bias: mx.array | None = None, *, stream: Stream | mx.DeviceType = mx.cpu
     ) -> mx.array:
         """``x @ w.T + bias``; ``x`` and ``bias`` as :func:`linear` takes them."""
         return _ext.packed_linear(x, self.arrays, self.layout, bias, stream=stream)
 
+    @argument_errors("packed_rows")
     def rows(self, ids: mx.array, dtype: mx.Dtype, *, stream: Stream | mx.DeviceType = mx.cpu) -> mx.array:
         """Rows ``ids`` (int32, any shape) as ``[..., k]`` of ``dtype``; NaN for ids outside of the table."""
         return _ext.packed_rows(ids, self.arrays, self.layout, dtype, stream=stream)
 
 
+@argument_errors("swiglu")
 def swiglu(gate: mx.array, up: mx.array | None = None, *, stream: Stream = None) -> mx.array:
     """``silu(gate) * up`` in one pass.
 
@@ -186,9 +187,3 @@ def swiglu(gate: mx.array, up: mx.array | None = None, *, stream: Stream = None)
         gate, up = mx.split(gate, 2, axis=-1, stream=stream)
     sigmoid = mx.sigmoid(gate, stream=stream)
     return mx.multiply(mx.multiply(gate, sigmoid, stream=stream), up, stream=stream)
-
-
-def _add_bias(out: mx.array, bias: mx.array | None, stream: Stream) -> mx.array:
-    if bias is None:
-        return out
-    return mx.add(out, bias.astype(out.dtype, stream=stream), stream=stream)

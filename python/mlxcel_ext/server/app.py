@@ -24,7 +24,7 @@ from .dashboard import snapshot
 from .errors import ApiError, bad_request
 from .generation import tokenize as encode_text
 from .messages import as_template_message, render_messages
-from .middleware import KeyCheck, RequestLog
+from .middleware import MAX_PATH, KeyCheck, RequestLog
 from .openapi import document
 from .protocol import DetokenizeRequest, ModelCard, TokenizeRequest
 from .respond import error_response, json_response
@@ -145,7 +145,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown paths and wrong methods, with OpenAI's body too."""
     assert isinstance(error, HTTPException)
     response = error_response(
-        ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+        ApiError(error.status_code, f"{request.method} {request.url.path[:MAX_PATH]}: {error.detail}")
     )
     response.headers.update(error.headers or {})
     return response

@@ -49,11 +49,18 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 async def read_json(request: Request, kind: type[T], limit: int) -> T:
     """The body as a value of that type. A content type that is not JSON is a 415: it is what a page of
-    another site can send without asking."""
+    another site can send without asking. So is a body that is compressed."""
     content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         raise ApiError(
             415, f"The content type must be application/json, not {content_type!r}", code="content_type"
+        )
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise ApiError(
+            415,
+            f"The body must not be compressed, but content-encoding is {encoding!r}",
+            code="content_encoding",
         )
     raw = await read_body(request, limit)
     try:

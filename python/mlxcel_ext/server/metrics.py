@@ -181,9 +181,10 @@ class _EngineCollector(Collector):
             counter.add_metric([self._model], total)
             yield counter
         for name, by_label in sorted(s.counters.items()):
-            labels = ["model_name", s.counter_labels[name]] if name in s.counter_labels else ["model_name"]
+            kind = s.counter_labels.get(name)
+            labels = ["model_name", kind] if kind else ["model_name"]
             counter = CounterMetricFamily(name, "Counter of the engine", labels=labels)
-            for label, total in sorted(by_label.items()):
+            for label, total in sorted((by_label if kind else by_label or {"": 0}).items()):
                 counter.add_metric([self._model, label][: len(labels)], total)
             yield counter
         info = GaugeMetricFamily(

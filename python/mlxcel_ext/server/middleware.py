@@ -25,6 +25,8 @@ LOG_FIELDS = "mlxcel.log"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 #: Paths that probes, scrapers and browsers read without a key, as with vLLM: none shows a request's content.
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", "/dashboard", "/dashboard/data"})
+#: Characters of a path that logs and messages repeat; a client may send a hundred thousand.
+MAX_PATH = 200
 CLIENT_CLOSED = 499  # nginx's code for a client that left; only the log sees it
 
 
@@ -75,7 +77,7 @@ class RequestLog:
             "request_id": request_id,
             "client": (scope.get("client") or ("",))[0],
             "method": scope["method"],
-            "path": scope["path"],
+            "path": scope["path"][:MAX_PATH],
             "status": status,
             "seconds": round(seconds, 4),
             **scope[LOG_FIELDS],

@@ -89,6 +89,7 @@ class ChatTemplateLike(Protocol):
     def render(
         self,
         messages: list[dict[str, Any]],
+        /,
         *,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
