@@ -40,13 +40,13 @@ AttentionParams = struct(
     "AttentionParams",
     i32_a="num_q num_requests num_qo_heads num_kv_heads head_dim page_size",
     i64="stride_page stride_token stride_head",
-    i32_b="num_tiles num_partials num_groups max_q_len max_chunks window_left causal",
+    i32_b="num_tiles num_partials batch_invariant max_q_len max_chunks window_left causal",
     f32="sm_scale_log2 logits_soft_cap",
     i32_c="dtype has_qo_indptr has_sinks has_first_page_offset has_token_order",
 )
 AttentionArrays = struct(
     "AttentionArrays",
-    ptr="q k v kv_indptr kv_indices last tiles merge qo_indptr offset sinks out lse partial_v partial_lse counters",
+    ptr="q k v kv_indptr kv_indices last tiles merge qo_indptr offset sinks token_order out lse partial_v partial_lse counters",
     i32="num_indices evict_first",
 )
 NormParams = struct("NormParams", i64="rows", i32="hidden dtype", f32="eps bias")
@@ -123,25 +123,25 @@ class Attention:
         )
         self.out, self.lse = torch.full_like(self.q, math.nan), torch.empty(num_q, hq, device="cuda")
         self.num_tiles = len(plan.tiles)
-        rows, groups = max(plan.num_partials, 1), plan._plan.num_groups
+        rows = max(plan.num_partials, 1)
         self.held = [
             torch.from_numpy(np.ascontiguousarray(a)).cuda()
             for a in (indptr, ids, last, plan.tiles, plan.merge_indptr)
         ] + [
             torch.empty(rows, hq, DIM, device="cuda"),
             torch.empty(rows, hq, device="cuda"),
-            torch.zeros(max(groups * hkv, 1), dtype=torch.int32, device="cuda"),
+            torch.zeros(num_q * hkv, dtype=torch.int32, device="cuda"),
         ]
         device_qo = None if qo_indptr is None else torch.from_numpy(qo_indptr).cuda()
         self.held.append(device_qo)
         self.params = AttentionParams(
             *(num_q, len(kv_len), hq, hkv, DIM, page, page * hkv * DIM, hkv * DIM, DIM),
-            *(self.num_tiles, plan.num_partials, groups, plan._plan.max_q_len, plan._plan.max_chunks, -1, 1),
+            *(self.num_tiles, plan.num_partials, 0, plan._plan.max_q_len, plan._plan.max_chunks, -1, 1),
             *(DIM**-0.5 * math.log2(math.e), 0.0, DTYPES[torch.bfloat16], int(qo_len is not None), 0, 0, 0),
         )
         at = [0 if t is None else t.data_ptr() for t in self.held]
         self.arrays = AttentionArrays(
-            *(self.q.data_ptr(), self.k.data_ptr(), self.v.data_ptr(), *at[:5], at[8], 0, 0),
+            *(self.q.data_ptr(), self.k.data_ptr(), self.v.data_ptr(), *at[:5], at[8], 0, 0, 0),
             *(self.out.data_ptr(), self.lse.data_ptr(), *at[5:8], len(ids), 0),
         )
 

@@ -1,5 +1,4 @@
 #include "attention.h"
-#include "common/check.h"
 #include "glue.h"
 #include "launchers.h"
 
@@ -7,10 +6,6 @@ namespace mlxcel::cuda {
 
 AttentionArrays attention_arrays(const PagedAttentionParams& params,
                                  std::span<const mx::array> inputs) {
-  if (params.has_token_order) {
-    fail("paged_attention",
-         "plan must have no shared tiles on CUDA: its kernels cannot read them yet.");
-  }
   AttentionArrays a{};
   a.q = device_ptr<void>(inputs[0]);
   a.k_pages = device_ptr<void>(inputs[1]);
@@ -24,6 +19,7 @@ AttentionArrays attention_arrays(const PagedAttentionParams& params,
   if (params.has_qo_indptr) a.qo_indptr = device_ptr<int32_t>(inputs[next++]);
   if (params.has_first_page_offset) a.first_page_offset = device_ptr<int32_t>(inputs[next++]);
   if (params.has_sinks) a.sinks = device_ptr<float>(inputs[next++]);
+  if (params.has_token_order) a.token_order = device_ptr<int32_t>(inputs[next++]);
   a.num_indices = static_cast<int32_t>(inputs[4].size());
   return a;
 }
@@ -35,7 +31,7 @@ void encode_attention(const PagedAttentionParams& params, AttentionArrays a, Enc
         workspace({params.num_partials, params.num_qo_heads, params.head_dim}, mx::float32, stream);
     const mx::array lse =
         workspace({params.num_partials, params.num_qo_heads}, mx::float32, stream);
-    const mx::array counters = stream_counters(params.num_groups * params.num_kv_heads, stream);
+    const mx::array counters = stream_counters(params.num_q * params.num_kv_heads, stream);
     launch.writes(counters);
     a.partial_v = device_ptr<float>(v);
     a.partial_lse = device_ptr<float>(lse);

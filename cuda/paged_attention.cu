@@ -63,7 +63,7 @@ Choices possible(const PagedAttentionParams& p, const DeviceInfo& device) {
     const AttentionLimits limits =
         with_head_dim(p.head_dim, [&]<int D>() { return attention_limits<D>(); });
     const int tiles = rows <= 8 ? 1 : rows <= 16 ? 2 : 4, index = tiles / 2;
-    if (rows <= 8 * std::min(tiles, limits.max_column_tiles)) {
+    if (!p.batch_invariant && rows <= 8 * std::min(tiles, limits.max_column_tiles)) {
       // One wave of blocks: eight warps a block fill an SM. More waves: two blocks of four, so that
       // one starts while the other is busy (2026-11-29, H200: up to 16 % and 2 to 5 % apart).
       const int wanted =
@@ -72,8 +72,8 @@ Choices possible(const PagedAttentionParams& p, const DeviceInfo& device) {
           wanted, (device.max_shared_bytes - limits.query_bytes[index]) / limits.warp_bytes[index]);
       if (warps > 0) choices.add({AttentionKernel::decode, tiles, warps});
     }
-    if (rows <= 128 && limits.has_sm90 && device.arch == 90) {
-      choices.add({AttentionKernel::ragged_sm90, 0, 8});
+    if (rows <= 128 && p.page_size >= 8 && limits.has_sm90 && device.arch == 90) {
+      choices.add({AttentionKernel::ragged_sm90, 0, 4});
     }
     if (rows <= 128 && limits.ragged_bytes <= device.max_shared_bytes) {
       choices.add({AttentionKernel::ragged, 0, 0});
@@ -150,7 +150,8 @@ void launch_paged_attention(const PagedAttentionParams& params, const AttentionA
   // (2026-11-29, H200).
   const int64_t kv_bytes = static_cast<int64_t>(inputs.num_indices) * params.page_size *
                            params.num_kv_heads * params.head_dim * 4;
-  arrays.evict_first = kv_bytes <= int64_t{6} * device_info().l2_bytes ? 1 : 0;
+  arrays.evict_first =
+      params.has_token_order || kv_bytes <= int64_t{6} * device_info().l2_bytes ? 1 : 0;
   if (config.kernel == AttentionKernel::simple) {
     dispatch(params.dtype, [&](auto type) {
       launch(paged_simple_kernel<typename decltype(type)::type>,

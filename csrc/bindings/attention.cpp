@@ -168,8 +168,8 @@ void bind_attention(nb::module_& m) {
            "kv_indptr"_a, "kv_indices"_a, "kv_last_page_len"_a, "qo_indptr"_a.none(),
            "first_page_offset"_a.none());
   nb::class_<AttentionTiles>(m, "AttentionTiles", "Device arrays of a plan.")
-      .def(nb::init<mx::array, mx::array, std::optional<mx::array>, int, int, int, int>(),
-           "tiles"_a, "merge_indptr"_a, "token_order"_a.none(), "num_partials"_a, "num_groups"_a,
+      .def(nb::init<mx::array, mx::array, std::optional<mx::array>, int, bool, int, int>(),
+           "tiles"_a, "merge_indptr"_a, "token_order"_a.none(), "num_partials"_a, "batch_invariant"_a,
            "max_q_len"_a, "max_chunks"_a);
   nb::class_<AttentionOptions>(m, "AttentionOptions", "Scalar options of paged_attention.")
       .def(nb::init<bool, float, int, float, std::string>(), "causal"_a, "sm_scale"_a,

@@ -94,7 +94,7 @@ PagedAttentionParams attention_params(const char* op, const mx::array& q, const 
   p.stride_head = pool.stride_head;
   p.num_tiles = tiles.tiles.shape(0);
   p.num_partials = tiles.num_partials;
-  p.num_groups = tiles.num_groups;
+  p.batch_invariant = tiles.batch_invariant ? 1 : 0;
   p.max_q_len = tiles.max_q_len;
   p.max_chunks = tiles.max_chunks;
   p.window_left = options.window_left;
@@ -160,11 +160,6 @@ std::pair<mx::array, mx::array> paged_attention_partial(
 void PagedAttention::eval_gpu(const Arrays& inputs, Arrays& outputs) {
   check_pool_contiguous(op_, "k_pages", inputs[1]);
   check_pool_contiguous(op_, "v_pages", inputs[2]);
-  if (params_.has_token_order != 0 && gpu_backend() != nullptr && !gpu_backend()->shared_tiles) {
-    fail(op_,
-         "plan must have no shared tiles on this GPU: its kernels cannot read them, use "
-         "plan_attention.");
-  }
   const auto entry = partial_ ? &GpuBackend::paged_attention_partial : &GpuBackend::paged_attention;
   gpu_launcher(op_, entry)(params_, inputs, outputs, stream());
 }

@@ -27,7 +27,7 @@ struct AttentionTiles {
   mx::array merge_indptr;                // (num_q + 1) partial rows of each query token
   std::optional<mx::array> token_order;  // query tokens of shared tiles; none: no tile is shared
   int num_partials;
-  int num_groups;
+  bool batch_invariant;  // of plan_attention
   int max_q_len;
   int max_chunks;
 };

@@ -41,7 +41,7 @@ struct PagedAttentionParams {
   int64_t stride_head;
   int32_t num_tiles;
   int32_t num_partials;  // rows of the partial buffers; 0 where every tile writes the output itself
-  int32_t num_groups;
+  int32_t batch_invariant;  // 1: the bits of a row depend on its own request and position alone
   int32_t max_q_len;      // the largest tile.q_len
   int32_t max_chunks;     // the most tiles of one query token
   int32_t window_left;    // tokens to the left of a query's own that it sees, -1: all

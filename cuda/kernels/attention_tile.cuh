@@ -7,17 +7,20 @@
 
 namespace mlxcel::cuda {
 
-inline constexpr int kMaxTileTokens = 128;
+/// Query rows of the largest tile whose states are merged in the launch: a block takes longer for
+/// more than a launch of its own that all multiprocessors share.
+inline constexpr int kMergeTokens = 16;
 inline constexpr float kLog2e = 1.4426950408889634f;
 
 /// One tile with what its request's row of the page table says. Tokens are counted in slots of the
 /// request's page row: token s is slot s % page_size of page s / page_size.
 struct TileView {
   AttentionTile tile;
-  const int32_t* pages;  // the request's page ids
-  int kv_len;            // slots in use
-  int begin, end;        // slots that any query of the tile sees, clipped to the tile's span
-  int position;          // slot of the tile's first query token
+  const int32_t* pages;   // the request's page ids
+  const int32_t* tokens;  // the tile's query tokens where it is shared, else null
+  int begin, end;         // slots that any query of the tile sees, clipped to the tile's span
+  int position;           // slot of the tile's first query token
+  int window;             // params.window_left, -1 in shared tiles
 
   __device__ TileView(const PagedAttentionParams& p, const AttentionArrays& a, int index) {
     const int4* raw = reinterpret_cast<const int4*>(a.tiles + index);
@@ -31,17 +34,30 @@ struct TileView {
     int skipped = 0;
     if (p.has_first_page_offset) skipped = __ldg(a.first_page_offset + tile.request);
     pages = a.kv_indices + first;
-    kv_len = count == 0 ? 0 : (count - 1) * p.page_size + last;
-    position = kv_len - (q_end - tile.q_begin);
+    const int kv_len = count == 0 ? 0 : (count - 1) * p.page_size + last;
     begin = max(tile.page_begin * p.page_size, skipped);
     end = min(tile.page_end * p.page_size, kv_len);
-    if (p.causal) end = min(end, position + tile.q_len);
-    if (p.window_left >= 0) begin = max(begin, position - p.window_left);
+    if (tile.shared) {
+      tokens = a.token_order + tile.q_begin;
+      position = kUnmasked;
+      window = -1;
+    } else {
+      tokens = nullptr;
+      position = kv_len - (q_end - tile.q_begin);
+      window = p.window_left;
+      if (p.causal) end = min(end, position + tile.q_len);
+      if (window >= 0) begin = max(begin, position - window);
+    }
+  }
+
+  /// Row of q and out of query token i of the tile.
+  __device__ __forceinline__ int token(int i) const {
+    return tokens == nullptr ? tile.q_begin + i : __ldg(tokens + i);
   }
 
   /// Slots [first_slot, end_slot) that query token i of the tile sees.
-  __device__ __forceinline__ int first_slot(const PagedAttentionParams& p, int i) const {
-    return p.window_left >= 0 ? max(begin, position + i - p.window_left) : begin;
+  __device__ __forceinline__ int first_slot(int i) const {
+    return window >= 0 ? max(begin, position + i - window) : begin;
   }
   __device__ __forceinline__ int end_slot(const PagedAttentionParams& p, int i) const {
     return p.causal ? min(end, position + i + 1) : end;
@@ -49,8 +65,11 @@ struct TileView {
 
   /// Whether every query token of the tile sees all of [from, to).
   __device__ __forceinline__ bool all_see(const PagedAttentionParams& p, int from, int to) const {
-    return from >= first_slot(p, tile.q_len - 1) && to <= end_slot(p, 0);
+    return from >= first_slot(tile.q_len - 1) && to <= end_slot(p, 0);
   }
+
+ private:
+  static constexpr int kUnmasked = 1 << 30;  // a position that sees every slot
 };
 
 __device__ __forceinline__ int page_shift_of(const PagedAttentionParams& p) {
@@ -69,6 +88,10 @@ __device__ __forceinline__ void prefetch_tables(const PagedAttentionParams& p,
   }
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kLine;
   if (threadIdx.x == 0 && index < a.num_indices) prefetch_l2(a.kv_indices + index);
+  if (p.num_partials > 0) {
+    const int token = threadIdx.x * kLine;
+    if (token <= p.num_q) prefetch_l2(a.merge_indptr + token);
+  }
 }
 
 /// Offset of a slot of the tile in the pools, or -1 where no query sees it: such slots read as
@@ -111,6 +134,38 @@ __device__ __forceinline__ int page_of(const TileView& view, int page_shift, int
   return slot < view.end ? __ldg(view.pages + (slot >> page_shift)) : 0;
 }
 
+/// A value that is not finite must reach the queries that see its key and no others, whose weight for
+/// it, zero, would make it NaN. So where queries see different keys, such values are taken out of
+/// shared memory (this), and added to the sums of those that see them at the end (add_nonfinite), by
+/// reading them again: that is as rare as it is slow. Called by `Threads` threads for `Keys` rows of
+/// V, before they synchronise; returns whether there was one in this thread's share.
+template <class T, int D, int Keys, class Layout, int Threads>
+__device__ __forceinline__ bool take_out_nonfinite(uint32_t values, int rank) {
+  constexpr int kPieces = D / 8;
+  bool found = false;
+  for (int i = rank; i < Keys * kPieces; i += Threads) {
+    const uint32_t at = values + Layout::offset(i / kPieces, i % kPieces * 8);
+    const uint4 x = load_shared_16(at), y = finite_part<T>(x);
+    if (x.x == y.x && x.y == y.y && x.z == y.z && x.w == y.w) continue;
+    store_shared_16(at, y);
+    found = true;
+  }
+  return found;
+}
+
+/// Adds what take_out_nonfinite took out of `Keys` slots from `slot` on to the sums of one query
+/// token (i of the tile): add(row of V) for each slot that it sees.
+template <class T, int Keys, class Add>
+__device__ __forceinline__ void add_nonfinite(const PagedAttentionParams& p,
+                                              const AttentionArrays& a, const TileView& view,
+                                              int kv_head, int i, int slot, Add add) {
+  const int from = max(slot, view.first_slot(i)), to = min(slot + Keys, view.end_slot(p, i));
+  for (int key = from; key < to; ++key) {
+    const int64_t page = __ldg(view.pages + (key >> page_shift_of(p)));
+    add(static_cast<const T*>(a.v_pages) + pool_offset(p, view, kv_head, key, page));
+  }
+}
+
 /// Logits in log2 units: scaled, and capped where a cap is set. Exact: to f32's last bits, else to
 /// what a 16-bit product is worth.
 template <bool Exact = false>
@@ -132,77 +187,115 @@ struct LogitScale {
   }
 };
 
-/// Writes `N` elements from d on of the state of one query token (i of the tile) and query head.
-/// `sum` is the denominator, `max` the logit that it is relative to, v not yet divided.
+/// Writes `N` elements from d on of a query token's output, sinks included.
 template <class T, int N>
-__device__ __forceinline__ void write_state(const PagedAttentionParams& p, const AttentionArrays& a,
-                                            const AttentionTile& tile, int i, int head, int d,
-                                            MergedState<N> state, bool with_sink) {
-  if (tile.chunk < 0) {
-    if (with_sink && p.has_sinks) state.add_sink(a.sinks[head] * kLog2e);
-    const int64_t row = static_cast<int64_t>(tile.q_begin + i) * p.num_qo_heads + head;
-    Vec<T, N> result;
+__device__ __forceinline__ void write_output(const PagedAttentionParams& p,
+                                             const AttentionArrays& a, int token, int head, int d,
+                                             MergedState<N> state) {
+  if (p.has_sinks) state.add_sink(a.sinks[head] * kLog2e);
+  const int64_t row = static_cast<int64_t>(token) * p.num_qo_heads + head;
+  Vec<T, N> result;
 #pragma unroll
-    for (int e = 0; e < N; ++e) result.at[e] = from_float<T>(state.v[e] * state.scale());
-    store_vec(static_cast<T*>(a.out) + row * p.head_dim + d, result);
-    if (d == 0 && a.lse != nullptr) a.lse[row] = state.lse();
-  } else {
-    const int64_t row =
-        static_cast<int64_t>(__ldg(a.merge_indptr + tile.q_begin + i) + tile.chunk) *
-            p.num_qo_heads +
-        head;
-    Vec<float, N> result;
-#pragma unroll
-    for (int e = 0; e < N; ++e) result.at[e] = state.v[e] * state.scale();
-    store_vec(a.partial_v + row * p.head_dim + d, result);
-    if (d == 0) a.partial_lse[row] = state.lse();
-  }
+  for (int e = 0; e < N; ++e) result.at[e] = from_float<T>(state.v[e] * state.scale());
+  store_vec(static_cast<T*>(a.out) + row * p.head_dim + d, result);
+  if (d == 0 && a.lse != nullptr) a.lse[row] = state.lse();
 }
 
-/// Called by all threads of a block after it wrote its partial states: the last block of the tile's
-/// merge group merges the group's query tokens for this KV head and writes the output. The order of
-/// the merge is that of the chunks, whichever block comes last.
+/// Writes `N` elements from d on of the state of one query token (i of the tile) and query head:
+/// the output where the tile's span is all that the token sees, else its partial row. `sum` is the
+/// denominator, `max` the logit that it is relative to, v not yet divided.
+template <class T, int N>
+__device__ __forceinline__ void write_state(const PagedAttentionParams& p, const AttentionArrays& a,
+                                            const TileView& view, int i, int head, int d,
+                                            const MergedState<N>& state) {
+  const int token = view.token(i);
+  if (view.tile.chunk < 0) {
+    write_output<T, N>(p, a, token, head, d, state);
+    return;
+  }
+  const int64_t row =
+      static_cast<int64_t>(__ldg(a.merge_indptr + token) + view.tile.chunk) * p.num_qo_heads + head;
+  Vec<float, N> result;
+#pragma unroll
+  for (int e = 0; e < N; ++e) result.at[e] = state.v[e] * state.scale();
+  store_vec(a.partial_v + row * p.head_dim + d, result);
+  if (d == 0) a.partial_lse[row] = state.lse();
+}
+
+/// Merges the partial states of one query token and head, N elements from d on, in the order of the
+/// chunks, and writes the output.
+template <class T, int N>
+__device__ __forceinline__ void merge_token(const PagedAttentionParams& p, const AttentionArrays& a,
+                                            int token, int begin, int end, int head, int d) {
+  const int64_t row_stride = static_cast<int64_t>(p.num_qo_heads) * p.head_dim;
+  const float* v = a.partial_v + static_cast<int64_t>(head) * p.head_dim + d;
+  auto merge = [&]<int Batch>() {
+    return merge_rows<float, N, Batch>(v, a.partial_lse + head, begin, end, row_stride,
+                                       p.num_qo_heads);
+  };
+  // Few chunks: no arithmetic for rows that are not there. Many: fewer round trips.
+  const int chunks = end - begin;
+  write_output<T, N>(p, a, token, head, d,
+                     chunks <= 4   ? merge.template operator()<4>()
+                     : chunks <= 8 ? merge.template operator()<8>()
+                                   : merge.template operator()<16>());
+}
+
+/// Called by all threads of a block after it wrote its partial states. A counter for each query
+/// token and KV head tells which block wrote the last of a token's states: that one merges them.
 template <class T>
 __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
-                                                const AttentionArrays& a, const AttentionTile& tile,
+                                                const AttentionArrays& a, const TileView& view,
                                                 int kv_head) {
-  if (a.counters == nullptr || tile.group < 0) return;
-  __shared__ bool is_last;
-  __shared__ int rows[kMaxTileTokens + 1];
-  for (int i = threadIdx.x; i <= tile.q_len; i += blockDim.x) {
-    rows[i] = __ldg(a.merge_indptr + tile.q_begin + i);
+  if (a.counters == nullptr || view.tile.chunk < 0) return;
+  __shared__ int num_complete;
+  __shared__ int complete[kMergeTokens][3];  // token, its rows of the partial buffers
+  if (threadIdx.x == 0) num_complete = 0;
+  int token = 0, begin = 0, end = 0;
+  if (threadIdx.x < view.tile.q_len) {
+    token = view.token(threadIdx.x);
+    begin = __ldg(a.merge_indptr + token);
+    end = __ldg(a.merge_indptr + token + 1);
   }
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) {
-    int32_t* counter = a.counters + static_cast<int64_t>(tile.group) * p.num_kv_heads + kv_head;
-    is_last = atomicAdd(counter, 1) == rows[1] - rows[0] - 1;
-    if (is_last) *counter = 0;  // for the next launch
+  if (threadIdx.x < view.tile.q_len) {
+    int32_t* counter = a.counters + static_cast<int64_t>(token) * p.num_kv_heads + kv_head;
+    if (atomicAdd(counter, 1) == end - begin - 1) {
+      *counter = 0;  // for the next launch
+      int* mine = complete[atomicAdd(&num_complete, 1)];
+      mine[0] = token;
+      mine[1] = begin;
+      mine[2] = end;
+    }
   }
   __syncthreads();
-  if (!is_last) return;
+  if (num_complete == 0) return;
   __threadfence();
-  const int num_chunks = rows[1] - rows[0];
 
   constexpr int N = 4;
   const int group = p.num_qo_heads / p.num_kv_heads, pieces = p.head_dim / N;
-  const int64_t row_stride = static_cast<int64_t>(p.num_qo_heads) * p.head_dim;
-  AttentionTile direct = tile;
-  direct.chunk = -1;
-  for (int item = threadIdx.x; item < tile.q_len * group * pieces; item += blockDim.x) {
-    const int d = item % pieces * N, column = item / pieces;
-    const int i = column / group, head = kv_head * group + column % group;
-    const float* v = a.partial_v + static_cast<int64_t>(head) * p.head_dim + d;
-    auto merge = [&]<int Batch>() {
-      return merge_rows<float, N, Batch>(v, a.partial_lse + head, rows[i], rows[i + 1], row_stride,
-                                         p.num_qo_heads);
-    };
-    // Few chunks: no arithmetic for rows that are not there. Many: fewer round trips.
-    const auto state = num_chunks <= 4   ? merge.template operator()<4>()
-                       : num_chunks <= 8 ? merge.template operator()<8>()
-                                         : merge.template operator()<16>();
-    write_state<T, N>(p, a, direct, i, head, d, state, true);
+  for (int item = threadIdx.x; item < num_complete * group * pieces; item += blockDim.x) {
+    const int column = item / pieces, *merged = complete[column / group];
+    merge_token<T, N>(p, a, merged[0], merged[1], merged[2], kv_head * group + column % group,
+                      item % pieces * N);
   }
+}
+
+/// The same by a launch of its own, for all query tokens with partial states.
+template <class T>
+__global__ void paged_merge_kernel(const __grid_constant__ PagedAttentionParams p,
+                                   const __grid_constant__ AttentionArrays a) {
+  constexpr int N = 4;
+  const int pieces = p.head_dim / N;
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t column = item / pieces;
+  const int token = static_cast<int>(column / p.num_qo_heads);
+  if (token >= p.num_q) return;
+  const int begin = __ldg(a.merge_indptr + token), end = __ldg(a.merge_indptr + token + 1);
+  if (begin == end) return;  // its one tile wrote the output
+  merge_token<T, N>(p, a, token, begin, end, static_cast<int>(column % p.num_qo_heads),
+                    static_cast<int>(item % pieces) * N);
 }
 
 }  // namespace mlxcel::cuda

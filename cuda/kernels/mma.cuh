@@ -50,6 +50,31 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+__device__ __forceinline__ uint4 load_shared_16(uint32_t shared) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(shared)
+               : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void store_shared_16(uint32_t shared, uint4 x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x.x), "r"(x.y),
+               "r"(x.z), "r"(x.w)
+               : "memory");
+}
+
+/// Eight elements without those that are infinite or not a number: zeros are in their places.
+template <class T>
+__device__ __forceinline__ uint4 finite_part(uint4 x) {
+  constexpr uint32_t kExponents = std::is_same_v<T, f16> ? 0x7c007c00u : 0x7f807f80u;
+  auto clean = [](uint32_t pair) {
+    return pair & ~__vcmpeq2(pair & kExponents, kExponents);
+  };
+  return {clean(x.x), clean(x.y), clean(x.z), clean(x.w)};
+}
+
 /// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "kernels/paged_ragged.cuh"
 #include "kernels/paged_ragged_sm90.cuh"
 #include "paged_attention_dispatch.h"
+#include "tensor_map.h"
 
 namespace mlxcel::cuda {
 
@@ -38,7 +40,8 @@ struct AttentionShapes {
 
   template <class T>
   static int sm90_shared_bytes() {
-    return std::max(PagedRaggedSm90<T, D>::kSharedBytes, Decode<T, 1>::shared_bytes(8));
+    return std::max(PagedRaggedSm90<T, D, 2>::kSharedBytes,
+                    Decode<T, 1>::shared_bytes(kRaggedDecodeWarps));
   }
 
   template <class T>
@@ -61,8 +64,9 @@ void launch_attention(const AttentionConfig& config, const PagedAttentionParams&
   }
   if constexpr (Shapes::kHasSm90) {
     if (config.kernel == AttentionKernel::ragged_sm90) {
-      launch(paged_ragged_sm90_kernel<T, D, Shapes::kDecodeStages>, grid, 8 * kWarp,
-             Shapes::template sm90_shared_bytes<T>(), params, arrays);
+      launch(paged_ragged_sm90_kernel<T, D, Shapes::kDecodeStages>, grid, 4 * kWarp,
+             Shapes::template sm90_shared_bytes<T>(), params, arrays,
+             pool_map(params, arrays.k_pages), pool_map(params, arrays.v_pages));
       return;
     }
   }

@@ -13,7 +13,8 @@ namespace mlxcel::cuda {
 ///
 /// Each warp is on its own: it takes every Warps-th run of `Keys` tokens, copies their K and V into
 /// its own ring of `Stages` buffers, and keeps its own softmax state; no barrier until the states
-/// of the warps are merged at the end. The number of warps is the launch's choice.
+/// of the warps are merged at the end (and one for Q, where it does not fit the registers: then all
+/// warps of the block must stream). The number of warps is the launch's choice.
 template <class T, int D, int ColumnTiles, int Keys, int Stages>
 struct PagedDecode {
   static constexpr int kColumns = 8 * ColumnTiles;
@@ -87,11 +88,12 @@ struct PagedDecode {
 
   /// Pointer to the query row of a column, which must be in use.
   __device__ __forceinline__ const T* query_row(int column) const {
-    const int64_t token = view.tile.q_begin + column / group;
+    const int64_t token = view.token(column / group);
     return static_cast<const T*>(a.q) +
            (token * p.num_qo_heads + kv_head * group + column % group) * D;
   }
 
+  /// Reads Q's fragments, or starts their copy to shared memory.
   __device__ __forceinline__ void load_query() {
     if constexpr (kQueryInRegisters) {
 #pragma unroll
@@ -108,15 +110,13 @@ struct PagedDecode {
       }
     } else {
       constexpr int kPieces = D / 8;
-      for (int piece = threadIdx.x; piece < kColumns * kPieces; piece += blockDim.x) {
+      for (int piece = threadIdx.x; piece < kColumns * kPieces; piece += warps * kWarp) {
         const int column = piece / kPieces, d = piece % kPieces * 8;
         const bool used = column < columns;
         copy_async_16(query + static_cast<uint32_t>((column * kRow + d) * sizeof(T)),
                       query_row(used ? column : 0) + d, used);
       }
       copy_async_commit();
-      copy_async_wait<0>();
-      __syncthreads();
     }
   }
 
@@ -177,7 +177,7 @@ struct PagedDecode {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int token = (n * 8 + lane % 4 * 2 + e) / group;
-          const int from = view.first_slot(p, token), to = view.end_slot(p, token);
+          const int from = view.first_slot(token), to = view.end_slot(p, token);
 #pragma unroll
           for (int t = 0; t < kKeyTiles; ++t) {
             const int key = slot + t * 16 + lane / 4;
@@ -248,17 +248,43 @@ struct PagedDecode {
     }
   }
 
+  __device__ __forceinline__ void add_taken_out() {
+    for (int block = warp; block < blocks; block += warps) {
+      const int slot = origin + block * Keys;
+      if (view.all_see(p, slot, slot + Keys)) continue;
+#pragma unroll
+      for (int n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int column = n * 8 + lane % 4 * 2 + e;
+          add_nonfinite<T, Keys>(p, a, view, kv_head, min(column, columns - 1) / group, slot,
+                                 [&](const T* row) {
+#pragma unroll
+                                   for (int k = 0; k < 2 * kSteps; ++k) {
+                                     const float x = to_float(row[k * 8 + lane / 4]);
+                                     if (!isfinite(x)) o[n][k / 2][k % 2 * 2 + e] += x;
+                                   }
+                                 });
+        }
+      }
+    }
+  }
+
   __device__ __forceinline__ void stream() {
     int page[Stages];
 #pragma unroll
     for (int i = 0; i < Stages; ++i) page[i] = page_in(warp + i * warps);
-    if constexpr (kQueryInRegisters) load_query();  // in flight together with the page ids
+    load_query();  // in flight together with the page ids
 #pragma unroll
     for (int i = 0; i < Stages - 1; ++i) {
       if (warp + i * warps < blocks) copy_block(warp + i * warps, i, page[i]);
       copy_async_commit();
     }
     int next = page[Stages - 1];
+    if constexpr (!kQueryInRegisters) {
+      copy_async_wait<Stages - 1>();
+      __syncthreads();
+    }
 #pragma unroll
     for (int n = 0; n < ColumnTiles; ++n) {
 #pragma unroll
@@ -273,6 +299,7 @@ struct PagedDecode {
       }
     }
     const LogitScale<> logit(p);
+    bool taken_out = false;
     int full = 0, empty = Stages - 1;  // stage to read, stage to fill
     for (int block = warp; block < blocks; block += warps) {
       copy_async_wait<Stages - 2>();
@@ -283,15 +310,20 @@ struct PagedDecode {
       if (ahead < blocks) copy_block(ahead, empty, page_now);
       copy_async_commit();
 
-      const uint32_t stage = stage_address(full);
+      const uint32_t keys = stage_address(full), values = keys + Keys * kRow * sizeof(T);
       float s[kKeyTiles][ColumnTiles][4];
-      scores(stage, s);
+      scores(keys, s);
       softmax(block, logit, s);
-      add_values(stage + static_cast<uint32_t>(Keys * kRow * sizeof(T)), s);
+      if (view.tile.q_len > 1 && !view.all_see(p, origin + block * Keys, origin + (block + 1) * Keys)) {
+        taken_out |= take_out_nonfinite<T, D, Keys, PaddedRows<T, D>, kWarp>(values, lane);
+        __syncwarp();
+      }
+      add_values(values, s);
       full = full + 1 == Stages ? 0 : full + 1;
       empty = empty + 1 == Stages ? 0 : empty + 1;
     }
     copy_async_wait<0>();
+    if (view.tile.q_len > 1 && __any_sync(0xffffffffu, taken_out)) add_taken_out();
   }
 
   /// Puts this warp's state into its part of shared memory.
@@ -356,18 +388,18 @@ struct PagedDecode {
           state.v[3] += x[w].w * weight[w];
         }
       }
-      write_state<T, N>(p, a, view.tile, column / group, kv_head * group + column % group, d, state,
-                        true);
+      write_state<T, N>(p, a, view, column / group, kv_head * group + column % group, d, state);
     }
   }
 
   __device__ __forceinline__ void run(char* shared) {
-    if constexpr (!kQueryInRegisters) load_query();
     if (warp < warps) stream();
     finish(shared);
   }
 };
 
+/// Tiles of few rows in a launch of larger ones, such as the private tiles beside shared ones, do
+/// the arithmetic of eight rows.
 template <class T, int D, int ColumnTiles, int Keys, int Stages>
 __global__ void __launch_bounds__(256)
     paged_decode_kernel(const __grid_constant__ PagedAttentionParams p,
@@ -376,10 +408,16 @@ __global__ void __launch_bounds__(256)
   const int kv_head = blockIdx.x % p.num_kv_heads;
   prefetch_tables(p, a);
   const TileView view(p, a, blockIdx.x / p.num_kv_heads);
-  PagedDecode<T, D, ColumnTiles, Keys, Stages> decode(p, a, view, kv_head, blockDim.x / kWarp,
-                                                      shared);
-  decode.run(shared);
-  merge_in_launch<T>(p, a, view.tile, kv_head);
+  auto run = [&]<int Columns>() {
+    PagedDecode<T, D, Columns, Keys, Stages> decode(p, a, view, kv_head, blockDim.x / kWarp,
+                                                    shared);
+    decode.run(shared);
+  };
+  if (ColumnTiles > 1 && view.tile.q_len * (p.num_qo_heads / p.num_kv_heads) <= 8)
+    run.template operator()<1>();
+  else
+    run.template operator()<ColumnTiles>();
+  merge_in_launch<T>(p, a, view, kv_head);
 }
 
 }  // namespace mlxcel::cuda

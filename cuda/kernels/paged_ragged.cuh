@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/paged_decode.cuh"
+#include "kernels/paged_rows.cuh"
 
 namespace mlxcel::cuda {
 
@@ -29,8 +30,7 @@ struct PagedRagged {
   int origin, blocks;
   int warp_end;  // end of what this warp's rows see
 
-  float o[RowTiles][kValueTiles][4];
-  float row_max[RowTiles][2], row_sum[RowTiles][2];
+  RowStrip<T, D> strips[RowTiles];
 
   __device__ PagedRagged(const PagedAttentionParams& p, const AttentionArrays& a,
                          const TileView& view, int kv_head, char* shared)
@@ -50,6 +50,10 @@ struct PagedRagged {
     blocks = view.end > view.begin ? (view.end - origin + Keys - 1) / Keys : 0;
     const int first_row = warp * 16 * RowTiles, last_row = first_row + 16 * RowTiles - 1;
     warp_end = first_row < rows ? view.end_slot(p, min(last_row, rows - 1) / group) : INT_MIN;
+  }
+
+  __device__ __forceinline__ StripPlace place(int r) const {
+    return {(warp * RowTiles + r) * 16, rows, group};
   }
 
   __device__ __forceinline__ uint32_t keys_of(int block) const {
@@ -74,7 +78,7 @@ struct PagedRagged {
     for (int piece = threadIdx.x; piece < kRows * kPieces; piece += kWarps * kWarp) {
       const int row = piece / kPieces, d = piece % kPieces * 8;
       const bool used = row < rows;
-      const int64_t token = view.tile.q_begin + (used ? row / group : 0);
+      const int64_t token = view.token(used ? row / group : 0);
       const int head = kv_head * group + (used ? row % group : 0);
       copy_async_16(query + static_cast<uint32_t>((row * kRow + d) * sizeof(T)),
                     static_cast<const T*>(a.q) + (token * p.num_qo_heads + head) * D + d, used);
@@ -112,109 +116,13 @@ struct PagedRagged {
     }
   }
 
-  __device__ __forceinline__ void mask(int slot, float (&s)[RowTiles][kKeyTiles][4]) const {
-#pragma unroll
-    for (int r = 0; r < RowTiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = (warp * RowTiles + r) * 16 + lane / 4 + half * 8;
-        const int token = min(row, rows - 1) / group;
-        const int from = view.first_slot(p, token), to = view.end_slot(p, token);
-#pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int key = slot + n * 8 + lane % 4 * 2 + e;
-            if (key < from || key >= to) s[r][n][half * 2 + e] = -INFINITY;
-          }
-        }
-      }
-    }
-  }
-
-  /// Logits (times `scale`) to weights; moves the maxima. What was summed so far must be multiplied
-  /// by `keep`.
-  __device__ __forceinline__ void softmax(float scale, float (&s)[RowTiles][kKeyTiles][4],
-                                          float (&keep)[RowTiles][2]) {
-#pragma unroll
-    for (int r = 0; r < RowTiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float m = -INFINITY;
-#pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) {
-          m = fmaxf(m, fmaxf(s[r][n][half * 2], s[r][n][half * 2 + 1]));
-        }
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-        m = fmaxf(row_max[r][half], m * scale);
-        keep[r][half] = weight_of(row_max[r][half], m);
-        row_max[r][half] = m;
-        const float base = m == -INFINITY ? 0.0f : m;
-        float sum = row_sum[r][half] * keep[r][half];
-#pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-          for (int e = half * 2; e < half * 2 + 2; ++e) {
-            s[r][n][e] = exp2_fast(s[r][n][e] * scale - base);
-            sum += s[r][n][e];
-          }
-        }
-        row_sum[r][half] = sum;
-      }
-    }
-  }
-
-  __device__ __forceinline__ void rescale(const float (&keep)[RowTiles][2]) {
-#pragma unroll
-    for (int r = 0; r < RowTiles; ++r) {
-      // Past the first few tiles the maxima seldom move.
-      if (!__any_sync(0xffffffffu, keep[r][0] != 1.0f || keep[r][1] != 1.0f)) continue;
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o[r][n][e] *= keep[r][e / 2];
-      }
-    }
-  }
-
-  /// Weights of keys [16 k, 16 k + 16) as the left operand of the next product.
-  __device__ __forceinline__ void pack_weights(const float (&s)[kKeyTiles][4], int k,
-                                               uint32_t (&weights)[4]) const {
-    weights[0] = pack<T>(s[2 * k][0], s[2 * k][1]);
-    weights[1] = pack<T>(s[2 * k][2], s[2 * k][3]);
-    weights[2] = pack<T>(s[2 * k + 1][0], s[2 * k + 1][1]);
-    weights[3] = pack<T>(s[2 * k + 1][2], s[2 * k + 1][3]);
-  }
-
-  /// Scales, caps and masks the products of a block; returns the factor left for softmax.
-  __device__ __forceinline__ float logits(int block, const LogitScale<>& logit,
-                                          float (&s)[RowTiles][kKeyTiles][4]) const {
-    // The scale is folded into the exponent unless the logits are capped (or scaled by a negative
-    // number, where the largest product is not the largest logit).
-    const bool plain = logit.cap == 0.0f && logit.scale > 0.0f;
-    if (!plain) {
-#pragma unroll
-      for (int r = 0; r < RowTiles; ++r) {
-#pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) s[r][n][e] = logit(s[r][n][e]);
-        }
-      }
-    }
-    const int slot = origin + block * Keys;
-    if (!view.all_see(p, slot, slot + Keys)) mask(slot, s);
-    return plain ? logit.scale : 1.0f;
-  }
-
   __device__ __forceinline__ void add_values(uint32_t values,
                                              const float (&s)[RowTiles][kKeyTiles][4]) {
 #pragma unroll
     for (int k = 0; k < Keys / 16; ++k) {
       uint32_t weights[RowTiles][4];
 #pragma unroll
-      for (int r = 0; r < RowTiles; ++r) pack_weights(s[r], k, weights[r]);
+      for (int r = 0; r < RowTiles; ++r) pack_weights<T>(s[r], k, weights[r]);
 #pragma unroll
       for (int n = 0; n < kValueTiles; n += 2) {
         uint32_t value[4];
@@ -223,72 +131,61 @@ struct PagedRagged {
                                  values + static_cast<uint32_t>((row * kRow + d) * sizeof(T)));
 #pragma unroll
         for (int r = 0; r < RowTiles; ++r) {
-          mma_16x8x16<T>(o[r][n], weights[r], value[0], value[1]);
-          mma_16x8x16<T>(o[r][n + 1], weights[r], value[2], value[3]);
+          mma_16x8x16<T>(strips[r].o[n], weights[r], value[0], value[1]);
+          mma_16x8x16<T>(strips[r].o[n + 1], weights[r], value[2], value[3]);
         }
       }
     }
   }
 
-  __device__ __forceinline__ void clear() {
+  __device__ __forceinline__ void add_taken_out() {
+    for (int block = 0; block < blocks; ++block) {
+      const int slot = origin + block * Keys;
+      if (view.all_see(p, slot, slot + Keys)) continue;
 #pragma unroll
-    for (int r = 0; r < RowTiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        row_max[r][half] = -INFINITY;
-        row_sum[r][half] = 0.0f;
-      }
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o[r][n][e] = 0.0f;
+      for (int r = 0; r < RowTiles; ++r) {
+        strips[r].template add_taken_out<Keys>(p, a, view, kv_head, place(r), slot);
       }
     }
   }
 
   __device__ __forceinline__ void stream() {
-    clear();
+#pragma unroll
+    for (int r = 0; r < RowTiles; ++r) strips[r].clear();
     load_query();
     if (blocks > 0) copy_block(0, page_in(0));
     copy_async_commit();
     int next = page_in(1);
     const LogitScale<> logit(p);
+    bool taken_out = false;
     for (int block = 0; block < blocks; ++block) {
       copy_async_wait<0>();
       __syncthreads();  // tile `block` is there for all, and nobody reads the other stage any more
       if (block + 1 < blocks) copy_block(block + 1, next);
       copy_async_commit();
       next = page_in(block + 2);
-      if (origin + block * Keys >= warp_end) continue;
+      const int slot = origin + block * Keys;
+      if (view.tile.q_len > 1 && !view.all_see(p, slot, slot + Keys)) {
+        taken_out |= take_out_nonfinite<T, D, Keys, PaddedRows<T, D>, kWarps * kWarp>(
+            keys_of(block) + kTileBytes, threadIdx.x);
+        __syncthreads();
+      }
+      if (slot >= warp_end) continue;
       float s[RowTiles][kKeyTiles][4];
       scores(keys_of(block), s);
-      float keep[RowTiles][2];
-      softmax(logits(block, logit, s), s, keep);
-      rescale(keep);
+#pragma unroll
+      for (int r = 0; r < RowTiles; ++r) {
+        strips[r].weigh(p, view, logit, place(r), slot, s[r]);
+      }
       add_values(keys_of(block) + kTileBytes, s);
     }
     copy_async_wait<0>();
+    if (view.tile.q_len > 1 && __syncthreads_or(taken_out)) add_taken_out();
   }
 
-  __device__ __forceinline__ void finish() {
+  __device__ __forceinline__ void finish() const {
 #pragma unroll
-    for (int r = 0; r < RowTiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float sum = row_sum[r][half];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        const int row = (warp * RowTiles + r) * 16 + lane / 4 + half * 8;
-        if (row >= rows) continue;
-        const int token = row / group, head = kv_head * group + row % group;
-#pragma unroll
-        for (int n = 0; n < kValueTiles; ++n) {
-          const MergedState<2> state{
-              row_max[r][half], sum, {o[r][n][half * 2], o[r][n][half * 2 + 1]}};
-          write_state<T, 2>(p, a, view.tile, token, head, n * 8 + lane % 4 * 2, state, true);
-        }
-      }
-    }
+    for (int r = 0; r < RowTiles; ++r) strips[r].write(p, a, view, kv_head, place(r));
   }
 };
 
@@ -303,7 +200,8 @@ __global__ void __launch_bounds__(Warps* kWarp)
   const int kv_head = blockIdx.x % p.num_kv_heads;
   prefetch_tables(p, a);
   const TileView view(p, a, blockIdx.x / p.num_kv_heads);
-  if (view.tile.q_len * (p.num_qo_heads / p.num_kv_heads) <= Decode::kColumns) {
+  const int rows = view.tile.q_len * (p.num_qo_heads / p.num_kv_heads);
+  if (rows <= Decode::kColumns && !p.batch_invariant) {
     Decode decode(p, a, view, kv_head, 4, shared);
     decode.run(shared);
   } else {
@@ -311,7 +209,6 @@ __global__ void __launch_bounds__(Warps* kWarp)
     ragged.stream();
     ragged.finish();
   }
-  merge_in_launch<T>(p, a, view.tile, kv_head);
 }
 
 }  // namespace mlxcel::cuda

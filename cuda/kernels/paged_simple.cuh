@@ -27,14 +27,14 @@ __global__ void __launch_bounds__(kSimpleWarps* kWarp)
   for (int row = threadIdx.x / kWarp; row < view.tile.q_len * group; row += kSimpleWarps) {
     const int i = row / group, head = kv_head * group + row % group;
     const T* q = static_cast<const T*>(a.q) +
-                 (static_cast<int64_t>(view.tile.q_begin + i) * p.num_qo_heads + head) * p.head_dim;
+                 (static_cast<int64_t>(view.token(i)) * p.num_qo_heads + head) * p.head_dim;
     __syncwarp();
     for (int d = lane; d < p.head_dim; d += kWarp) query[d] = to_float(q[d]);
     __syncwarp();
 
     float max = -INFINITY, sum = 0.0f, o[kOwn] = {};
     const int to = view.end_slot(p, i);
-    for (int base = view.first_slot(p, i); base < to; base += kWarp) {
+    for (int base = view.first_slot(i); base < to; base += kWarp) {
       const int slot = base + lane, count = min(kWarp, to - base);
       int64_t offset = 0;
       float x = -INFINITY;
@@ -74,10 +74,10 @@ __global__ void __launch_bounds__(kSimpleWarps* kWarp)
     for (int e = 0; e < kOwn; ++e) {
       const int d = e * kWarp + lane;
       MergedState<1> state{max, sum, {o[e]}};
-      if (d < p.head_dim) write_state<T, 1>(p, a, view.tile, i, head, d, state, true);
+      if (d < p.head_dim) write_state<T, 1>(p, a, view, i, head, d, state);
     }
   }
-  merge_in_launch<T>(p, a, view.tile, kv_head);
+  merge_in_launch<T>(p, a, view, kv_head);
 }
 
 }  // namespace mlxcel::cuda

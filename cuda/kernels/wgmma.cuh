@@ -7,26 +7,26 @@ namespace mlxcel::cuda {
 // Warpgroup matrix products of sm_90a. A warpgroup's four warps hold 16 rows of the result each, in
 // the layout of mma.m16n8k16 (mma.cuh) for every eight columns.
 
-/// Rows of 64 elements (128 bytes) whose eight 16-byte pieces are permuted by the row's number: the
-/// hardware's 128-byte swizzle. Wider rows are cut into blocks of 64 columns, `Rows` rows each.
-template <class T, int Rows>
+/// Rows of D elements in shared memory as `wgmma` reads them: groups of eight rows, in a group the
+/// blocks of 64 columns, in a block the rows of 128 bytes, whose eight 16-byte pieces are permuted by
+/// the row's number: the hardware's 128-byte swizzle. Aligned to 1024 bytes.
+template <class T, int D>
 struct SwizzledRows {
-  static constexpr int kBlockBytes = Rows * 128;
+  static constexpr int kBlockBytes = 8 * 128;
+  static constexpr int kGroupBytes = D / 64 * kBlockBytes;
   static __device__ __forceinline__ uint32_t offset(int row, int column) {
     const int piece = column % 64 / 8;
-    return static_cast<uint32_t>(column / 64 * kBlockBytes + row * 128 +
+    return static_cast<uint32_t>(row / 8 * kGroupBytes + column / 64 * kBlockBytes + row % 8 * 128 +
                                  ((piece ^ (row & 7)) * 16));
   }
 };
 
-/// Descriptor of a swizzled operand in shared memory (aligned to 1024 bytes; offsets into it in
-/// multiples of 32 bytes along a row or of whole groups of eight rows). Groups of eight rows are
-/// 1024 bytes apart; `leading` is the distance of the 64-column blocks where columns are the outer
-/// dimension of the product.
-__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t shared, uint32_t leading) {
+/// Descriptor of a swizzled operand: `group` is the distance of its groups of eight rows, `leading`
+/// that of the 64-column blocks where columns are the outer dimension of the product.
+__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t shared, int group, int leading) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  return kSwizzle128 | (uint64_t{1024 >> 4} << 32) | (static_cast<uint64_t>(leading >> 4) << 16) |
-         ((shared & 0x3ffff) >> 4);
+  return kSwizzle128 | (static_cast<uint64_t>(group >> 4) << 32) |
+         (static_cast<uint64_t>(leading >> 4) << 16) | ((shared & 0x3ffff) >> 4);
 }
 
 /// Orders this thread's shared memory writes before the reads of the tensor cores' proxy.
@@ -60,18 +60,18 @@ __device__ __forceinline__ void hold(float (&d)[N]) {
 #define MLXCEL_R32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define MLXCEL_R64 MLXCEL_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define MLXCEL_WGMMA_SHARED(TYPE)                                                               \
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0;\n"                                        \
-               "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                     \
-               " {" MLXCEL_R64 "}, %64, %65, p, 1, 1, 0, 0;}"                                   \
-               : MLXCEL_D32(d, 0), MLXCEL_D32(d, 32) : "l"(a), "l"(b), "r"(add))
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;\n"                                        \
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE                      \
+               " {" MLXCEL_R32 "}, %32, %33, p, 1, 1, 0, 0;}"                                   \
+               : MLXCEL_D32(d, 0) : "l"(a), "l"(b), "r"(add))
 #define MLXCEL_WGMMA_REGISTERS(TYPE, N, REGISTERS, A0, A1, A2, A3, B)                           \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE                   \
                " {" REGISTERS "}, {" A0 "," A1 "," A2 "," A3 "}, " B ", 1, 1, 1, 1;"            \
                : MLXCEL_OUT : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
-/// d[64 x 128] = a b^T (+ d where `add`): both operands in shared memory, 16 of their columns.
+/// d[64 x 64] = a b^T (+ d where `add`): both operands in shared memory, 16 of their columns.
 template <class T>
-__device__ __forceinline__ void wgmma_64x128(float (&d)[64], uint64_t a, uint64_t b, int add) {
+__device__ __forceinline__ void wgmma_64x64(float (&d)[32], uint64_t a, uint64_t b, int add) {
   if constexpr (std::is_same_v<T, f16>) MLXCEL_WGMMA_SHARED("f16");
   else MLXCEL_WGMMA_SHARED("bf16");
 }

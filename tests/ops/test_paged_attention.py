@@ -126,17 +126,27 @@ def test_logits_of_hundreds_do_not_overflow(stream, dtype, rng):
     check(PagedCase(rng, [300], dtype=dtype, scale=8.0), stream, options={"sm_scale": 1.0}, scores=2000.0)
 
 
-def test_a_nan_token_stays_with_the_queries_that_see_it(stream, rng):
-    case = PagedCase(rng, [64], qo_len=[64], hq=4, hkv=4)
-    slot = int(case.table.slots(case.qo_indptr)[40])
-    pools = []
-    for pool in (case.k_pages, case.v_pages):
-        a = to_numpy(pool)
-        a[slot // 16, slot % 16] = np.nan
-        pools.append(mx.array(a, mx.float32))
-    out = to_numpy(paged_attention(case.q, *pools, case.table, qo_indptr=case.qo_indptr, stream=stream))
-    assert np.isfinite(out[:40]).all()
-    assert np.isnan(out[40:]).all()
+@pytest.mark.parametrize(("group", "tokens"), [(1, 64), (8, 64), (4, 3), (8, 4)])
+@pytest.mark.parametrize("which", ["k", "v"])
+def test_a_nan_token_stays_with_the_queries_that_see_it(stream, dtype, rng, group, tokens, which):
+    case = PagedCase(rng, [64], qo_len=[tokens], hq=2 * group, hkv=2, dtype=dtype)
+    first = tokens // 2  # query token that sees it first, its own
+    slot = int(case.table.slots(case.qo_indptr)[first])
+    pools = {"k": case.k_pages, "v": case.v_pages}
+    a = to_numpy(pools[which])
+    a[slot // 16, slot % 16, :, 3] = np.nan
+    pools[which] = mx.array(a, dtype)
+
+    def run(k_pages, v_pages):
+        out = paged_attention(case.q, k_pages, v_pages, case.table, qo_indptr=case.qo_indptr, stream=stream)
+        return to_numpy(out)
+
+    clean, out = run(case.k_pages, case.v_pages), run(pools["k"], pools["v"])
+    np.testing.assert_array_equal(out[:first], clean[:first])
+    reached = np.zeros(clean.shape, bool)
+    reached[first:, :, slice(None) if which == "k" else 3] = True
+    np.testing.assert_array_equal(np.isnan(out), reached)
+    np.testing.assert_array_equal(out[~reached], clean[~reached])
 
 
 def test_strided_queries(stream, dtype, rng):
@@ -210,6 +220,20 @@ def _good() -> dict:
         ({"qo_indptr": [0, 3, 2]}, r"qo_indptr must not fall, got 3 then 2 at request 1"),
         ({"sm_scale": float("nan")}, r"sm_scale must be finite"),
         ({"window_left": -2}, r"window_left must be -1 or more, got -2"),
+        ({"window_left": 2**40}, r"\] window_left must be an int of 32 bits, got 1099511627776"),
+        ({"window_left": 1.5}, r"\] window_left must be int, got 1\.5"),
+        (
+            {"sinks": np.zeros(4, np.float32)},
+            r"\[paged_attention\] sinks must be mx\.array \| None, got ndarray",
+        ),
+        ({"q": np.zeros((2, 4, 64))}, r"\[paged_attention\] q must be mx\.array, got ndarray"),
+        ({"table": [0, 1]}, r"\[paged_attention\] table must be PageTable, got list"),
+        ({"sm_scale": "1"}, r"\[paged_attention\] sm_scale must be float \| None, got '1'"),
+        ({"plan": 3}, r"\[paged_attention\] plan must be AttentionPlan \| None, got 3"),
+        (
+            {"stream": "cpu"},
+            r"\[paged_attention\] stream must be mx\.Stream \| mx\.Device \| None, got 'cpu'",
+        ),
         ({"logits_soft_cap": -1.0}, r"logits_soft_cap must be 0 or more, got -1"),
         ({"sinks": mx.zeros((2,))}, r"sinks must have shape \(4\), got \(2\)"),
         (

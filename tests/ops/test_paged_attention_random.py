@@ -85,10 +85,13 @@ def test_random_launches(launch, seed, options, batch_invariant):
 
 
 @pytest.mark.parametrize("sinks", [None, mx.array([0.5, -1.0, 3.0, 0.0])])
-def test_invariant_plan_gives_the_same_bits_alone_batched_chunked_and_one_by_one(dtype, rng, sinks):
+@pytest.mark.parametrize("dim", [64, 80])
+def test_invariant_plan_gives_the_same_bits_alone_batched_chunked_and_one_by_one(
+    stream, dtype, rng, sinks, dim
+):
     # One request of 300 tokens: all at once; in a batch with others; in three chunks, as chunked prefill or a prefix
     # cache would; and its last tokens in decode steps.
-    case = PagedCase(rng, [300, 90], qo_len=[300, 90], dtype=dtype)
+    case = PagedCase(rng, [300, 90], qo_len=[300, 90], dtype=dtype, dim=dim)
     pools = case.k_pages, case.v_pages
     row = case.table.kv_indices[: case.table.kv_indptr[1]]
 
@@ -102,7 +105,7 @@ def test_invariant_plan_gives_the_same_bits_alone_batched_chunked_and_one_by_one
         table = PageTable.from_pages(pages, lengths, 16)
         plan = plan_attention(table, qo_indptr, batch_invariant=True, target=SMALL_CHUNKS, **case.heads)
         return paged_attention(
-            q, *pools, table, qo_indptr=qo_indptr, plan=plan, sinks=sinks, return_lse=True, stream=mx.cpu
+            q, *pools, table, qo_indptr=qo_indptr, plan=plan, sinks=sinks, return_lse=True, stream=stream
         )
 
     q = case.q[:300]
@@ -174,17 +177,21 @@ def test_pages_beyond_2_31_elements(stream, rng):
     heads, dim, page_size = 1, 256, 256
     num_pages = 2**31 // (page_size * heads * dim) + 2
     tiles = _ext.AttentionTiles(
-        mx.zeros((0, 8), mx.int32), mx.zeros((1,), mx.int32), None, num_pages * page_size, 0, 0, 0
+        mx.zeros((0, 8), mx.int32), mx.zeros((1,), mx.int32), None, num_pages * page_size, False, 0, 0
     )
     nothing = PageTable([0], [], [], page_size)
     options = _ext.AttentionOptions(True, 1.0, -1, 0.0, "NHD")
     small = mx.zeros((1, page_size, heads, dim))
-    untouched, _ = _ext.paged_attention_partial(
-        mx.zeros((0, heads, dim)), small, small, nothing.on_device(), tiles, options, stream=stream
-    )
-    pool = untouched.reshape(num_pages, page_size, heads, dim)
-    mx.eval(pool)
-    assert pool.size > 2**31
+
+    def untouched() -> mx.array:
+        pool, _ = _ext.paged_attention_partial(
+            mx.zeros((0, heads, dim)), small, small, nothing.on_device(), tiles, options, stream=stream
+        )
+        return pool.reshape(num_pages, page_size, heads, dim)
+
+    k_pages, v_pages = untouched(), untouched()
+    mx.eval(k_pages, v_pages)
+    assert k_pages.size > 2**31
 
     table = PageTable([0, 2], [num_pages - 1, num_pages - 2], [3], page_size)
     kv = mx.array(rng.standard_normal((page_size + 3, heads, dim)), mx.float32)
@@ -192,11 +199,11 @@ def test_pages_beyond_2_31_elements(stream, rng):
     positions = mx.arange(page_size + 3, dtype=mx.int32)
     no_rotation = mx.zeros((0,))
     q, k_pages, v_pages = rope_append(
-        kv, kv, kv, pool, pool, table, positions, inv_freq=no_rotation, qo_indptr=new, stream=stream
+        kv, kv, kv, k_pages, v_pages, table, positions, inv_freq=no_rotation, qo_indptr=new, stream=stream
     )
     got = paged_attention(q[-1:], k_pages, v_pages, table, stream=stream)
     a = to_numpy(kv)[:, 0]
     weights = np.exp((a @ a[-1]) * dim**-0.5 - np.max(a @ a[-1]) * dim**-0.5)
     assert_close(got, (weights @ a / weights.sum())[None, None], ulps=16, scale=1.0)
-    del untouched, pool, k_pages, v_pages
+    del k_pages, v_pages
     mx.clear_cache()

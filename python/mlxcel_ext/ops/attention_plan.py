@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .. import _ext
 from ..outcomes import CascadeDeclined, FusedCascade
+from .arguments import argument_errors
 from .page_table import Int32, PageTable, as_int32, check_indptr
 
 PlanTarget = _ext.PlanTarget
@@ -232,7 +233,7 @@ class AttentionPlan:
                 mx.array(p.merge_indptr),
                 mx.array(p.token_order) if p.num_members else None,
                 p.num_partials,
-                p.num_groups,
+                self._invariant,
                 p.max_q_len,
                 p.max_chunks,
             )
@@ -283,6 +284,7 @@ def check_problem(
     return indptr
 
 
+@argument_errors("plan_attention")
 def plan_attention(
     table: PageTable,
     qo_indptr: npt.ArrayLike | None = None,

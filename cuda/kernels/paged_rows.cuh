@@ -1,0 +1,164 @@
+#pragma once
+
+#include "kernels/attention_tile.cuh"
+
+namespace mlxcel::cuda {
+
+/// Where sixteen query rows of a warp are: `first` is the tile's row (token x head of the group)
+/// that is the strip's first. Lane l holds rows l / 4 and l / 4 + 8.
+struct StripPlace {
+  int first, rows, group;  // rows: of the tile, those past it are not in use
+
+  __device__ __forceinline__ int row(int half) const {
+    return first + static_cast<int>(threadIdx.x) % kWarp / 4 + half * 8;
+  }
+  __device__ __forceinline__ int token(int half) const { return min(row(half), rows - 1) / group; }
+};
+
+/// What sixteen query rows have summed so far, in the layout of the results of mma.m16n8k16: for
+/// each eight columns a lane holds two neighbouring ones, 2 * (lane % 4), of its two rows.
+template <class T, int D>
+struct RowStrip {
+  static constexpr int kValueTiles = D / 8;
+  float o[kValueTiles][4];
+  float max[2], sum[2];  // sum: of this lane's columns alone
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      max[half] = -INFINITY;
+      sum[half] = 0.0f;
+    }
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[n][e] = 0.0f;
+    }
+  }
+
+  /// Products of the rows with the keys of slots [slot, slot + 8 KeyTiles) to weights: scales,
+  /// caps, masks, moves the maxima and rescales what was summed so far.
+  template <int KeyTiles>
+  __device__ __forceinline__ void weigh(const PagedAttentionParams& p, const TileView& view,
+                                        const LogitScale<>& logit, const StripPlace& place,
+                                        int slot, float (&s)[KeyTiles][4]) {
+    // The scale is folded into the exponent unless the logits are capped (or scaled by a negative
+    // number, where the largest product is not the largest logit).
+    const bool plain = logit.cap == 0.0f && logit.scale > 0.0f;
+    if (!plain) {
+#pragma unroll
+      for (int n = 0; n < KeyTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[n][e] = logit(s[n][e]);
+      }
+    }
+    if (!view.all_see(p, slot, slot + 8 * KeyTiles)) mask(p, view, place, slot, s);
+    float keep[2];
+    softmax(plain ? logit.scale : 1.0f, s, keep);
+    // Past the first few tiles the maxima seldom move.
+    if (!__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) return;
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[n][e] *= keep[e / 2];
+    }
+  }
+
+  /// Adds what was taken out of a block of V to the rows that see it.
+  template <int Keys>
+  __device__ __forceinline__ void add_taken_out(const PagedAttentionParams& p,
+                                                const AttentionArrays& a, const TileView& view,
+                                                int kv_head, const StripPlace& place, int slot) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      add_nonfinite<T, Keys>(p, a, view, kv_head, place.token(half), slot, [&](const T* row) {
+#pragma unroll
+        for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const float x = to_float(row[n * 8 + threadIdx.x % 4 * 2 + e]);
+            if (!isfinite(x)) o[n][half * 2 + e] += x;
+          }
+        }
+      });
+    }
+  }
+
+  /// Writes the states of the rows in use.
+  __device__ __forceinline__ void write(const PagedAttentionParams& p, const AttentionArrays& a,
+                                        const TileView& view, int kv_head,
+                                        const StripPlace& place) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float total = sum[half];
+      total += __shfl_xor_sync(0xffffffffu, total, 1);
+      total += __shfl_xor_sync(0xffffffffu, total, 2);
+      const int row = place.row(half);
+      if (row >= place.rows) continue;
+      const int token = row / place.group, head = kv_head * place.group + row % place.group;
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+        const MergedState<2> state{max[half], total, {o[n][half * 2], o[n][half * 2 + 1]}};
+        write_state<T, 2>(p, a, view, token, head, n * 8 + threadIdx.x % 4 * 2, state);
+      }
+    }
+  }
+
+ private:
+  template <int KeyTiles>
+  static __device__ __forceinline__ void mask(const PagedAttentionParams& p, const TileView& view,
+                                              const StripPlace& place, int slot,
+                                              float (&s)[KeyTiles][4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int token = place.token(half);
+      const int from = view.first_slot(token), to = view.end_slot(p, token);
+#pragma unroll
+      for (int n = 0; n < KeyTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int key = slot + n * 8 + threadIdx.x % 4 * 2 + e;
+          if (key < from || key >= to) s[n][half * 2 + e] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  template <int KeyTiles>
+  __device__ __forceinline__ void softmax(float scale, float (&s)[KeyTiles][4], float (&keep)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float m = -INFINITY;
+#pragma unroll
+      for (int n = 0; n < KeyTiles; ++n) m = fmaxf(m, fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
+      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+      m = fmaxf(max[half], m * scale);
+      keep[half] = weight_of(max[half], m);
+      max[half] = m;
+      const float base = m == -INFINITY ? 0.0f : m;  // all masked: weights 0, not NaN
+      float total = sum[half] * keep[half];
+#pragma unroll
+      for (int n = 0; n < KeyTiles; ++n) {
+#pragma unroll
+        for (int e = half * 2; e < half * 2 + 2; ++e) {
+          s[n][e] = exp2_fast(s[n][e] * scale - base);
+          total += s[n][e];
+        }
+      }
+      sum[half] = total;
+    }
+  }
+};
+
+/// Weights of keys [16 k, 16 k + 16) as the left operand of the product with V.
+template <class T, int KeyTiles>
+__device__ __forceinline__ void pack_weights(const float (&s)[KeyTiles][4], int k,
+                                             uint32_t (&weights)[4]) {
+  weights[0] = pack<T>(s[2 * k][0], s[2 * k][1]);
+  weights[1] = pack<T>(s[2 * k][2], s[2 * k][3]);
+  weights[2] = pack<T>(s[2 * k + 1][0], s[2 * k + 1][1]);
+  weights[3] = pack<T>(s[2 * k + 1][2], s[2 * k + 1][3]);
+}
+
+}  // namespace mlxcel::cuda

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <cuda.h>
+
+#include "params/paged_attention.h"
+
+namespace mlxcel::cuda {
+
+/// Describes a K or V pool of 16-bit elements to the tensor memory accelerator: coordinates are
+/// (0, 0, 0, KV head, group of eight tokens), boxes up to 16 tokens, which arrive as SwizzledRows.
+CUtensorMap pool_map(const PagedAttentionParams& params, const void* pool);
+
+}  // namespace mlxcel::cuda
