@@ -139,7 +139,7 @@ class PrefixTree:
         if node is None:
             node = self._roots[salt] = _Node((), -1, None, 0, 0)
             node.salt = salt
-        replaced = []
+        replaced: list[int] = []
         for i in range(full):
             key = tuple(tokens[i * size : (i + 1) * size])
             child = node.children.get(key)
