@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import pathlib
 import random
 import statistics
@@ -70,6 +71,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--model", default="smollm2")
     parser.add_argument("--grants", default="0,4,16,32")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--stream-tokens", type=int, default=400)
@@ -84,7 +86,7 @@ def main() -> int:
     for grant in options.grants.split(","):
         arguments = [
             "--model",
-            "smollm2",
+            options.model,
             "--prefill-grant-interval",
             grant,
             "--prefill-chunk-size",
@@ -94,7 +96,8 @@ def main() -> int:
             arguments.append("--no-mixed-steps")
         with ours(*arguments) as server:
             result = asyncio.run(measure(server.url, options))
-        records.append({"grant": int(grant), "mixed_steps": not options.parked, **result})
+        load = os.getloadavg()[0]
+        records.append({"grant": int(grant), "mixed_steps": not options.parked, "load": load, **result})
         print(json.dumps(records[-1]), flush=True)
     if options.out:
         options.out.write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -10,6 +10,12 @@ const GpuBackend kMetalBackend{
     .paged_attention_partial = &metal::paged_attention_partial,
     .merge_states = &metal::merge_states,
     .rope_append = &metal::rope_append,
+    .sample = &metal::sample,
+    .edit_logits = &metal::edit_logits,
+    .count_tokens = &metal::count_tokens,
+    .token_logprobs = &metal::token_logprobs,
+    .renorm = &metal::renorm,
+    .chain_speculative_sample = &metal::chain_speculative_sample,
 };
 
 // Metal is linked in rather than loaded: its table is in use from the start.

@@ -15,5 +15,17 @@ void paged_attention_partial(const PagedAttentionParams& params, const Arrays& i
                              Arrays& outputs, const mx::Stream& stream);
 void rope_append(const RopeAppendParams& params, const Arrays& inputs, Arrays& outputs,
                  const mx::Stream& stream);
+void sample(const SampleParams& params, const Arrays& inputs, Arrays& outputs,
+            const mx::Stream& stream);
+void edit_logits(const EditLogitsParams& params, const Arrays& inputs, Arrays& outputs,
+                 const mx::Stream& stream);
+void count_tokens(const CountTokensParams& params, const Arrays& inputs, Arrays& outputs,
+                  const mx::Stream& stream);
+void token_logprobs(const TokenLogprobsParams& params, const Arrays& inputs, Arrays& outputs,
+                    const mx::Stream& stream);
+void renorm(const RenormParams& params, const Arrays& inputs, Arrays& outputs,
+            const mx::Stream& stream);
+void chain_speculative_sample(const ChainParams& params, const Arrays& inputs, Arrays& outputs,
+                              const mx::Stream& stream);
 
 }  // namespace mlxcel::metal

@@ -48,6 +48,7 @@ MTL::Library* library(mx::metal::Device& device, const KernelSource& source,
                       const std::string& name, const std::string& instance) {
   const std::string key = std::string("mlxcel_") + source.hash + "_" + name;
   return device.get_library(key, [&] {
+    if (instance.empty()) return std::string(source.text);
     return std::string(source.text) + "\ntemplate [[host_name(\"" + name +
            "\")]] [[kernel]] decltype(" + instance + ") " + instance + ";\n";
   });
@@ -67,10 +68,10 @@ MTL::ComputePipelineState* kernel(const mx::Stream& stream, const KernelSource& 
                                   const std::vector<TemplateArgument>& arguments,
                                   const std::vector<bool>& flags) {
   std::string name = function;
-  std::string instance = "mlxcel::" + function;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    name += "_" + arguments[i].name;
-    instance += (i == 0 ? "<" : ", ") + arguments[i].msl;
+  std::string instance;
+  for (const TemplateArgument& argument : arguments) {
+    name += "_" + argument.name;
+    instance += (instance.empty() ? "mlxcel::" + function + "<" : ", ") + argument.msl;
   }
   if (!arguments.empty()) instance += ">";
 
@@ -92,9 +93,22 @@ void allocate(mx::array& out) {
   out.set_data(mx::allocator::malloc(out.nbytes()));
 }
 
+mx::array workspace(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream) {
+  for (auto& n : shape) n = std::max(n, 1);
+  mx::array a(std::move(shape), dtype, nullptr, {});
+  allocate(a);
+  mx::metal::get_command_encoder(stream).add_temporary(a);
+  return a;
+}
+
 size_t threadgroup_size(const MTL::ComputePipelineState* kernel, size_t items) {
   const size_t most = kernel->maxTotalThreadsPerThreadgroup() / kSimdWidth * kSimdWidth;
   return std::clamp(ceil_div(items, kSimdWidth) * kSimdWidth, kSimdWidth, most);
+}
+
+size_t row_threads(const MTL::ComputePipelineState* kernel, int vocab) {
+  constexpr int kMostRowThreads = 512;  // as in kernels/sample_select.h
+  return threadgroup_size(kernel, std::min(vocab, kMostRowThreads));
 }
 
 }  // namespace mlxcel::metal

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "common/check.h"
 #include "launchers.h"
 #include "library.h"
 
@@ -25,21 +24,17 @@ struct Bindings {
     common[7] = optional(params.has_qo_indptr);
     common[8] = optional(params.has_first_page_offset);
     sinks = common[9] = optional(params.has_sinks);
+    token_order = optional(params.has_token_order);
   }
   const mx::array* common[10];  // buffers 0 to 9 of both attention kernels
   const mx::array* merge_indptr;
   const mx::array* sinks;
+  const mx::array* token_order;
 };
-
-void check_no_shared_tiles(const char* op, const PagedAttentionParams& params) {
-  if (params.has_token_order) {
-    fail(op, "plan must have no shared tiles on Metal: its kernels cannot read them yet.");
-  }
-}
 
 std::vector<bool> flags_of(const PagedAttentionParams& p) {
   return {p.has_qo_indptr != 0, p.has_first_page_offset != 0, p.has_sinks != 0,
-          p.logits_soft_cap > 0.0f};
+          p.logits_soft_cap > 0.0f, p.has_token_order != 0};
 }
 
 struct Outputs {
@@ -61,6 +56,7 @@ void run_tiles(MTL::ComputePipelineState* pipeline, const PagedAttentionParams& 
   encoder.set_output_array(*out.lse, 13);
   encoder.set_bytes(params, 14);
   encoder.set_input_array(*in.merge_indptr, 15);
+  encoder.set_input_array(*in.token_order, 16);
   const int rows = params.max_q_len * (params.num_qo_heads / params.num_kv_heads);
   encoder.dispatch_threadgroups(
       MTL::Size(params.num_kv_heads, ceil_div(rows, rows_per_group), params.num_tiles),
@@ -107,21 +103,10 @@ void merge(const PagedAttentionParams& params, const Bindings& in, const Outputs
                            MTL::Size(width, 1, 1));
 }
 
-/// An array that lives as long as the command buffer. At least one element: Metal binds no empty
-/// ones.
-mx::array workspace(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream) {
-  for (auto& n : shape) n = std::max(n, 1);
-  mx::array a(std::move(shape), dtype, nullptr, {});
-  allocate(a);
-  mx::metal::get_command_encoder(stream).add_temporary(a);
-  return a;
-}
-
 }  // namespace
 
 void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, Arrays& outputs,
                      const mx::Stream& stream) {
-  check_no_shared_tiles("paged_attention", params);
   for (mx::array& out : outputs) allocate(out);
   if (params.num_tiles == 0) return;
   const Bindings in(params, inputs);
@@ -135,7 +120,6 @@ void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, A
 
 void paged_attention_partial(const PagedAttentionParams& params, const Arrays& inputs,
                              Arrays& outputs, const mx::Stream& stream) {
-  check_no_shared_tiles("paged_attention_partial", params);
   for (mx::array& out : outputs) allocate(out);
   if (params.num_tiles == 0) return;
   const Bindings in(params, inputs);

@@ -19,6 +19,10 @@ DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 METAL_EMULATED = os.environ.get("MLXCEL_TEST_DEVICE") == "metal-emulated"
 
 
+#: Draws of a test of a distribution: emulated threads are some thousand times slower.
+MANY = 2_000 if METAL_EMULATED else 1_000_000
+
+
 def devices() -> list[str]:
     """Devices that the op tests run on: the CPU, and the GPU where MLX has one. Or emulated Metal alone."""
     if METAL_EMULATED:

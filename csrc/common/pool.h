@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "common/check.h"
@@ -53,6 +54,16 @@ inline void check_pool_contiguous(const char* op, const char* argument, const mx
   if (!pool.flags().row_contiguous) {
     fail(op, argument, " must be row-contiguous: a pool is never copied. Got strides (",
          pool.strides(), ") for shape ", pool.shape(), ".");
+  }
+}
+
+/// Throws where two pools that are written in place, now evaluated, share memory.
+inline void check_pools_apart(const char* op, const mx::array& k_pages, const mx::array& v_pages) {
+  const auto bytes = static_cast<int64_t>(k_pages.nbytes());
+  // By buffer and offset: data() would bring a GPU's buffer to the host.
+  if (bytes > 0 && k_pages.buffer().ptr() == v_pages.buffer().ptr() &&
+      std::abs(k_pages.offset() - v_pages.offset()) < bytes) {
+    fail(op, "k_pages and v_pages must not share memory: both are written in place.");
   }
 }
 

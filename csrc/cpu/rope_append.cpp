@@ -9,6 +9,7 @@ namespace mlxcel {
 void RopeAppend::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   check_pool_contiguous(op_, "k_pages", inputs[3]);
   check_pool_contiguous(op_, "v_pages", inputs[4]);
+  check_pools_apart(op_, inputs[3], inputs[4]);
   outputs[1].copy_shared_buffer(inputs[3]);
   outputs[2].copy_shared_buffer(inputs[4]);
   auto& encoder = cpu_encode(stream(), inputs, outputs);

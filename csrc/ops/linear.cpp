@@ -100,6 +100,10 @@ LinearParams packed_params(const char* op, const Arrays& packed, const PackedLin
   check_shape(op, "packed[0]", packed[0], packed_shape(params.n, row_words(params)));
   if (quantized) {
     check_group_size(op, layout.group_size);
+    if (params.k % layout.group_size != 0) {
+      fail(op, "in_features must be a multiple of group_size ", layout.group_size, ", got ",
+           params.k, ".");
+    }
     params.group_size = layout.group_size;
     params.scales = float_type(op, "packed[1]", packed[1]);
     check_shape(op, "packed[1]", packed[1], packed_shape(params.n, params.k / layout.group_size));

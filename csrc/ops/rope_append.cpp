@@ -16,6 +16,7 @@ std::tuple<mx::array, mx::array, mx::array> rope_append(
   check_ndim(op, "q", q, 3, "[nnz, num_qo_heads, head_dim]");
   check_dtype(op, "k_pages", k_pages, q.dtype());
   const PoolLayout pool = pool_layout(op, k_pages, v_pages, kv_layout);
+  if (k_pages.id() == v_pages.id()) fail(op, "k_pages and v_pages must be two pools, got one.");
   const int nnz = q.shape(0);
   if (q.shape(2) != pool.head_dim) {
     fail(op, "q must have the pool's head_dim ", pool.head_dim, ", got shape ", q.shape(), ".");
@@ -63,6 +64,7 @@ std::tuple<mx::array, mx::array, mx::array> rope_append(
 void RopeAppend::eval_gpu(const Arrays& inputs, Arrays& outputs) {
   check_pool_contiguous(op_, "k_pages", inputs[3]);
   check_pool_contiguous(op_, "v_pages", inputs[4]);
+  check_pools_apart(op_, inputs[3], inputs[4]);
   gpu_launcher(op_, &GpuBackend::rope_append)(params_, inputs, outputs, stream());
 }
 

@@ -1,6 +1,7 @@
 #include "ops/sample.h"
 
 #include "common/check.h"
+#include "common/layout.h"
 #include "mlx/ops.h"
 #include "ops/vocab.h"
 
@@ -20,7 +21,7 @@ Arrays sample(const mx::array& logits, const mx::array& rows, SampleWork work, b
   const SampleParams params{batch, vocab, dtype, work, joint, temperature_last};
   return mx::array::make_arrays({{batch}, {batch}, {batch}}, {mx::int32, mx::bool_, mx::int32},
                                 std::make_shared<Sample>(s, params),
-                                {mx::contiguous(logits, false, s), mx::contiguous(rows, false, s)});
+                                {row_contiguous(logits, s), row_contiguous(rows, s)});
 }
 
 bool Sample::is_equivalent(const mx::Primitive& other) const {

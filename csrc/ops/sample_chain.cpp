@@ -1,6 +1,7 @@
 #include "ops/sample_chain.h"
 
 #include "common/check.h"
+#include "common/layout.h"
 #include "mlx/ops.h"
 #include "ops/vocab.h"
 
@@ -25,11 +26,10 @@ Arrays chain_speculative_sample(const mx::array& draft_ids, const mx::array& dra
 
   const mx::Stream s = mx::to_stream(s_);
   const ChainParams params{batch, n, vocab};
-  return mx::array::make_arrays(
-      {{batch, n + 1}, {batch}}, {mx::int32, mx::int32},
-      std::make_shared<ChainSpeculativeSample>(s, params),
-      {mx::contiguous(draft_ids, false, s), mx::contiguous(draft_probs, false, s),
-       mx::contiguous(target_probs, false, s), mx::contiguous(rows, false, s)});
+  return mx::array::make_arrays({{batch, n + 1}, {batch}}, {mx::int32, mx::int32},
+                                std::make_shared<ChainSpeculativeSample>(s, params),
+                                {row_contiguous(draft_ids, s), row_contiguous(draft_probs, s),
+                                 row_contiguous(target_probs, s), row_contiguous(rows, s)});
 }
 
 bool ChainSpeculativeSample::is_equivalent(const mx::Primitive& other) const {

@@ -1,6 +1,7 @@
 #include "ops/sample_edit.h"
 
 #include "common/check.h"
+#include "common/layout.h"
 #include "common/pool.h"
 #include "mlx/ops.h"
 #include "ops/vocab.h"
@@ -28,11 +29,12 @@ mx::array edit_logits(const mx::array& logits, const mx::array& rows, const mx::
   check_dtype(op, "masks", masks, mx::uint32);
 
   const mx::Stream s = mx::to_stream(s_);
-  const EditLogitsParams params{batch, vocab, dtype, masks.shape(1)};
-  return mx::array(logits.shape(), mx::float32, std::make_shared<EditLogits>(s, params),
-                   {mx::contiguous(logits, false, s), mx::contiguous(rows, false, s),
-                    mx::contiguous(bias_ids, false, s), mx::contiguous(bias_values, false, s),
-                    mx::contiguous(counts, false, s), mx::contiguous(masks, false, s)});
+  const EditLogitsParams params{
+      batch, vocab, dtype, masks.shape(1), bias_ids.shape(0), counts.shape(0), masks.shape(0)};
+  return mx::array(
+      logits.shape(), mx::float32, std::make_shared<EditLogits>(s, params),
+      {row_contiguous(logits, s), row_contiguous(rows, s), row_contiguous(bias_ids, s),
+       row_contiguous(bias_values, s), row_contiguous(counts, s), row_contiguous(masks, s)});
 }
 
 mx::array count_tokens(const mx::array& counts, const mx::array& rows, const mx::array& ids,
@@ -49,7 +51,7 @@ mx::array count_tokens(const mx::array& counts, const mx::array& rows, const mx:
   const mx::Stream s = mx::to_stream(s_);
   const CountTokensParams params{rows.shape(0), counts.shape(0), counts.shape(1), reset};
   return mx::array(counts.shape(), mx::uint32, std::make_shared<CountTokens>(s, params),
-                   {counts, mx::contiguous(rows, false, s), mx::contiguous(ids, false, s)});
+                   {counts, row_contiguous(rows, s), row_contiguous(ids, s)});
 }
 
 void CountTokens::eval_gpu(const Arrays& inputs, Arrays& outputs) {
@@ -60,7 +62,8 @@ void CountTokens::eval_gpu(const Arrays& inputs, Arrays& outputs) {
 bool EditLogits::is_equivalent(const mx::Primitive& other) const {
   const EditLogitsParams& o = static_cast<const EditLogits&>(other).params_;
   return params_.batch == o.batch && params_.vocab == o.vocab && params_.dtype == o.dtype &&
-         params_.mask_words == o.mask_words;
+         params_.mask_words == o.mask_words && params_.num_bias == o.num_bias &&
+         params_.num_counts == o.num_counts && params_.num_masks == o.num_masks;
 }
 
 }  // namespace mlxcel

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/check.h"
+#include "common/layout.h"
 #include "mlx/ops.h"
 #include "ops/vocab.h"
 
@@ -25,7 +26,7 @@ Arrays token_logprobs(const mx::array& logits, const mx::array& ids, int num_top
   return mx::array::make_arrays({{batch}, {batch}, {batch, num_top}, {batch, num_top}},
                                 {mx::float32, mx::int32, mx::int32, mx::float32},
                                 std::make_shared<TokenLogprobs>(s, params),
-                                {mx::contiguous(logits, false, s), mx::contiguous(ids, false, s)});
+                                {row_contiguous(logits, s), row_contiguous(ids, s)});
 }
 
 bool TokenLogprobs::is_equivalent(const mx::Primitive& other) const {

@@ -1,6 +1,7 @@
 #include "ops/sample_renorm.h"
 
 #include "common/check.h"
+#include "common/layout.h"
 #include "mlx/ops.h"
 #include "ops/vocab.h"
 
@@ -34,7 +35,7 @@ mx::array renorm(RenormKind kind, const mx::array& x, const mx::array& values,
   const mx::Stream s = mx::to_stream(s_);
   const RenormParams params{batch, vocab, dtype, kind};
   return mx::array(x.shape(), x.dtype(), std::make_shared<Renorm>(s, params),
-                   {mx::contiguous(x, false, s), mx::contiguous(values, false, s)});
+                   {row_contiguous(x, s), row_contiguous(values, s)});
 }
 
 bool Renorm::is_equivalent(const mx::Primitive& other) const {

@@ -1,6 +1,7 @@
 #include "ops/swiglu.h"
 
 #include "common/check.h"
+#include "common/layout.h"
 
 namespace mlxcel {
 
@@ -19,11 +20,11 @@ mx::array swiglu(const mx::array& gate, const std::optional<mx::array>& up, mx::
   params.rows = last == 0 ? 0 : static_cast<int64_t>(gate.size()) / last;
 
   const mx::Stream s = mx::to_stream(s_);
-  Arrays inputs{mx::contiguous(gate, false, s)};
+  Arrays inputs{row_contiguous(gate, s)};
   if (up) {
     check_shape(op, "up", *up, gate.shape());
     check_dtype(op, "up", *up, gate.dtype());
-    inputs.push_back(mx::contiguous(*up, false, s));
+    inputs.push_back(row_contiguous(*up, s));
   }
   mx::Shape shape = gate.shape();
   shape.back() = params.features;

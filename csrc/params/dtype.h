@@ -2,6 +2,13 @@
 
 #include <cstdint>
 
+// A constant of namespace scope: Metal wants to know its address space.
+#if defined(__METAL_VERSION__)
+#define MLXCEL_CONSTANT constant constexpr
+#else
+#define MLXCEL_CONSTANT constexpr
+#endif
+
 namespace mlxcel {
 
 /// Floating-point types that pools, activations and logits may have.

@@ -17,7 +17,7 @@ struct SampleRow {
 };
 static_assert(sizeof(SampleRow) == 32);
 
-constexpr float kGreedyTemperature = 1e-5f;
+MLXCEL_CONSTANT float kGreedyTemperature = 1e-5f;
 
 #if defined(__CUDACC__)
 #define MLXCEL_HOST_DEVICE __host__ __device__
@@ -25,11 +25,11 @@ constexpr float kGreedyTemperature = 1e-5f;
 #define MLXCEL_HOST_DEVICE
 #endif
 
-MLXCEL_HOST_DEVICE inline bool is_greedy(const SampleRow& row) {
+MLXCEL_HOST_DEVICE inline bool is_greedy(SampleRow row) {
   return !(row.temperature >= kGreedyTemperature) || row.top_k == 1 || row.top_p <= 0.0f;
 }
 
-MLXCEL_HOST_DEVICE inline bool is_filtered(const SampleRow& row, int32_t vocab) {
+MLXCEL_HOST_DEVICE inline bool is_filtered(SampleRow row, int32_t vocab) {
   return (row.top_k > 0 && row.top_k < vocab) || row.top_p < 1.0f || row.min_p > 0.0f;
 }
 
@@ -42,7 +42,7 @@ enum class SampleWork : int32_t {
   filters = 3  // anything
 };
 
-constexpr int32_t kMaxListedTopK = 512;
+MLXCEL_CONSTANT int32_t kMaxListedTopK = 512;
 
 struct SampleParams {
   int32_t batch;

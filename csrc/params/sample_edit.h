@@ -25,11 +25,15 @@ struct EditLogitsParams {
   int32_t vocab;
   FloatType dtype;     // of the logits; the result is f32
   int32_t mask_words;  // 32-bit words of a mask; tokens beyond them are forbidden
+  // Rows come from the caller as they are: what points beyond these counts as absent.
+  int32_t num_bias;
+  int32_t num_counts;
+  int32_t num_masks;
 };
-static_assert(sizeof(EditLogitsParams) == 16);
+static_assert(sizeof(EditLogitsParams) == 28);
 
 /// A count of occurrences in the output, and a flag for the prompt.
-constexpr uint32_t kInPrompt = 0x80000000u;
+MLXCEL_CONSTANT uint32_t kInPrompt = 0x80000000u;
 
 struct CountTokensParams {
   int32_t num_tokens;

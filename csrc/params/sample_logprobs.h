@@ -6,7 +6,7 @@
 
 namespace mlxcel {
 
-constexpr int kMaxTopLogprobs = 64;
+MLXCEL_CONSTANT int kMaxTopLogprobs = 64;
 
 struct TokenLogprobsParams {
   int32_t batch;

@@ -20,11 +20,12 @@ __global__ void __launch_bounds__(kEditThreads)
   const EditRow row = rows[blockIdx.y];
   const int begin = blockIdx.x * kEditTile;
   const int64_t at = static_cast<int64_t>(blockIdx.y) * params.vocab;
-  const bool biased = row.bias_begin < row.bias_end;
+  const int bias_begin = max(row.bias_begin, 0), bias_end = min(row.bias_end, params.num_bias);
+  const bool biased = bias_begin < bias_end;
   if (biased) {
     for (int i = threadIdx.x; i < kEditTile; i += kEditThreads) bias[i] = 0.0f;
     __syncthreads();
-    for (int i = row.bias_begin + threadIdx.x; i < row.bias_end; i += kEditThreads) {
+    for (int i = bias_begin + threadIdx.x; i < bias_end; i += kEditThreads) {
       const int id = bias_ids[i];
       if (id >= begin && id < begin + kEditTile) bias[id - begin] = bias_values[i];
     }
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kEditThreads)
     const int token = begin + i;
     if (token >= params.vocab) return;
     float x = to_float(logits[at + token]);
-    if (row.mask_row >= 0) {
+    if (row.mask_row >= 0 && row.mask_row < params.num_masks) {
       const int word = token / 32;
       const uint32_t bits =
           word < params.mask_words
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kEditThreads)
       if ((bits >> token % 32 & 1) == 0) x = -INFINITY;
     }
     if (biased) x += bias[i];
-    if (row.counts_row >= 0) {
+    if (row.counts_row >= 0 && row.counts_row < params.num_counts) {
       const uint32_t count = counts[static_cast<int64_t>(row.counts_row) * params.vocab + token];
       if (count != 0) {
         const uint32_t in_output = count & ~kInPrompt;

@@ -9,6 +9,7 @@ constant bool has_qo_indptr [[function_constant(0)]];
 constant bool has_first_page_offset [[function_constant(1)]];
 constant bool has_sinks [[function_constant(2)]];
 constant bool has_soft_cap [[function_constant(3)]];
+constant bool has_token_order [[function_constant(4)]];
 
 // Tiles with at least this many query rows go to the matrix kernel, the others to the vector
 // kernel.
@@ -24,7 +25,13 @@ struct TileView {
   int group_size;
   int window_left;
   bool causal;
+  const device int* order;  // of a shared tile: its query tokens
+  int q_begin;              // of a private tile: its first query token
+  bool shared;
 
+  int token(int r) const thread {
+    return shared ? order[r / group_size] : q_begin + r / group_size;
+  }
   // KV tokens [lowest, highest) that row r sees within the span.
   int lowest(int r) const thread {
     return window_left < 0 ? begin : max(begin, own + r / group_size - window_left);
@@ -35,7 +42,8 @@ struct TileView {
 METAL_FUNC TileView view_tile(constant PagedAttentionParams& params,
                               const device AttentionTile& tile, const device int* kv_indptr,
                               const device int* kv_indices, const device int* kv_last_page_len,
-                              const device int* qo_indptr, const device int* first_page_offset) {
+                              const device int* qo_indptr, const device int* first_page_offset,
+                              const device int* token_order) {
   const int request = tile.request;
   const int first_page = kv_indptr[request];
   const int num_pages = kv_indptr[request + 1] - first_page;
@@ -52,8 +60,12 @@ METAL_FUNC TileView view_tile(constant PagedAttentionParams& params,
   view.own = kv_end - qo_len + tile.q_begin - qo_begin;
   view.group_size = params.num_qo_heads / params.num_kv_heads;
   view.rows = tile.q_len * view.group_size;
-  view.window_left = params.window_left;
-  view.causal = params.causal != 0;
+  view.shared = has_token_order && tile.shared != 0;
+  view.order = token_order + (view.shared ? tile.q_begin : 0);
+  view.q_begin = tile.q_begin;
+  // All query tokens of a shared tile see the whole span.
+  view.window_left = view.shared ? -1 : params.window_left;
+  view.causal = !view.shared && params.causal != 0;
   return view;
 }
 
@@ -68,12 +80,10 @@ METAL_FUNC long token_offset(constant PagedAttentionParams& params, const thread
 }
 
 // Element (row r of the tile, 0) of q and out [num_q, Hq, D].
-METAL_FUNC size_t query_offset(constant PagedAttentionParams& params,
-                               const device AttentionTile& tile, int group_size, int r,
-                               int kv_head) {
-  const size_t token = size_t(tile.q_begin + r / group_size);
-  const size_t head = size_t(kv_head * group_size + r % group_size);
-  return (token * size_t(params.num_qo_heads) + head) * size_t(params.head_dim);
+METAL_FUNC size_t query_offset(constant PagedAttentionParams& params, const thread TileView& view,
+                               int r, int kv_head) {
+  const size_t head = size_t(kv_head * view.group_size + r % view.group_size);
+  return (size_t(view.token(r)) * size_t(params.num_qo_heads) + head) * size_t(params.head_dim);
 }
 
 // cap * tanh(x / cap) where x and the result are logits times log2(e).
@@ -85,20 +95,20 @@ METAL_FUNC float soft_cap(float x, float cap) {
 // Writes element d of row r's state: to the partial buffers, or finished to the output.
 template <typename T>
 METAL_FUNC void write_state(constant PagedAttentionParams& params, const device AttentionTile& tile,
-                            int group_size, int r, int kv_head, int d, MergedElement state,
-                            const device float* sinks, const device int* merge_indptr,
-                            device float* partial_v, device float* partial_lse, device T* out,
-                            device float* lse) {
-  const int head = kv_head * group_size + r % group_size;
+                            const thread TileView& view, int r, int kv_head, int d,
+                            MergedElement state, const device float* sinks,
+                            const device int* merge_indptr, device float* partial_v,
+                            device float* partial_lse, device T* out, device float* lse) {
+  const int head = kv_head * view.group_size + r % view.group_size;
   if (tile.chunk >= 0) {
-    const size_t row = size_t(merge_indptr[tile.q_begin + r / group_size] + tile.chunk);
+    const size_t row = size_t(merge_indptr[view.token(r)] + tile.chunk);
     const size_t at = row * size_t(params.num_qo_heads) + size_t(head);
     partial_v[at * size_t(params.head_dim) + size_t(d)] = state.value;
     if (d == 0) partial_lse[at] = state.lse;
     return;
   }
   if (has_sinks) state = add_sink(state, sinks[head]);
-  const size_t at = query_offset(params, tile, group_size, r, kv_head);
+  const size_t at = query_offset(params, view, r, kv_head);
   out[at + size_t(d)] = T(state.value);
   if (d == 0) lse[at / size_t(params.head_dim)] = state.lse;
 }

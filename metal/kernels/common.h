@@ -13,6 +13,7 @@ using namespace metal;
 namespace mlxcel {
 
 constant constexpr uint kSimdWidth = 32;
+constant constexpr float kLog2e = 1.44269504f;
 
 // Sum over the threadgroup, in every thread. `partial` has room for one float a simdgroup. The
 // order of additions depends on the size of the threadgroup alone.

@@ -47,6 +47,7 @@ template <typename T, int D, int R>
     device float* lse [[buffer(13)]],                   // [num_q, Hq] log2
     constant PagedAttentionParams& params [[buffer(14)]],
     const device int* merge_indptr [[buffer(15)]],  // [num_q + 1]
+    const device int* token_order [[buffer(16)]],   // of shared tiles, where has_token_order
     uint3 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup_index [[simdgroup_index_in_threadgroup]],
     uint lane_index [[thread_index_in_simdgroup]]) {
@@ -63,7 +64,7 @@ template <typename T, int D, int R>
   const int lane = int(lane_index);
   const device AttentionTile& tile = tiles[group.z];
   const TileView view = view_tile(params, tile, kv_indptr, kv_indices, kv_last_page_len, qo_indptr,
-                                  first_page_offset);
+                                  first_page_offset, token_order);
   if (first_row >= view.rows || view.rows >= kMatrixRows) return;  // all threads alike
   const int rows = min(R, view.rows - first_row);
 
@@ -82,8 +83,7 @@ template <typename T, int D, int R>
     MLXCEL_UNROLL
     for (int i = 0; i < E::kCount; ++i) sum[r][i] = query[r][i] = 0.0f;
     if (r < rows) {
-      load_elements<T, D>(q + query_offset(params, tile, view.group_size, first_row + r, kv_head),
-                          lane, query[r]);
+      load_elements<T, D>(q + query_offset(params, view, first_row + r, kv_head), lane, query[r]);
       MLXCEL_UNROLL
       for (int i = 0; i < E::kCount; ++i) query[r][i] *= params.sm_scale_log2;
     }
@@ -150,8 +150,8 @@ template <typename T, int D, int R>
       }
       MergedElement state{0.0f, -INFINITY};
       if (denominator != 0.0f) state = {numerator / denominator, most + precise::log2(denominator)};
-      write_state(params, tile, view.group_size, first_row + r, kv_head, d, state, sinks,
-                  merge_indptr, partial_v, partial_lse, out, lse);
+      write_state(params, tile, view, first_row + r, kv_head, d, state, sinks, merge_indptr,
+                  partial_v, partial_lse, out, lse);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }

@@ -86,6 +86,7 @@ template <typename T, int D>
     device float* lse [[buffer(13)]],                   // [num_q, Hq] log2
     constant PagedAttentionParams& params [[buffer(14)]],
     const device int* merge_indptr [[buffer(15)]],  // [num_q + 1]
+    const device int* token_order [[buffer(16)]],   // of shared tiles, where has_token_order
     uint3 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   constexpr int kTokens = block_tokens<T, D>();
@@ -98,7 +99,7 @@ template <typename T, int D>
   const int kv_head = int(group.x);
   const device AttentionTile& tile = tiles[group.z];
   const TileView view = view_tile(params, tile, kv_indptr, kv_indices, kv_last_page_len, qo_indptr,
-                                  first_page_offset);
+                                  first_page_offset, token_order);
   const int block_row = int(group.y) * kMatrixBlockRows;
   if (block_row >= view.rows || view.rows < kMatrixRows) return;  // all threads alike
   const int last_row = min(block_row + kMatrixBlockRows, view.rows) - 1;
@@ -111,7 +112,7 @@ template <typename T, int D>
 
   vec<T, 2> query[kBlocksD];
   Matrix sum[kBlocksD];
-  const size_t query_at = exists ? query_offset(params, tile, view.group_size, row, kv_head) : 0;
+  const size_t query_at = exists ? query_offset(params, view, row, kv_head) : 0;
   MLXCEL_UNROLL
   for (int b = 0; b < kBlocksD; ++b) {
     MLXCEL_UNROLL
@@ -233,7 +234,7 @@ template <typename T, int D>
     MLXCEL_UNROLL
     for (int j = 0; j < 2; ++j) {
       const MergedElement state{sum[b].thread_elements()[j] * inverse, row_lse};
-      write_state(params, tile, view.group_size, row, kv_head, b * 8 + cell.col + j, state, sinks,
+      write_state(params, tile, view, row, kv_head, b * 8 + cell.col + j, state, sinks,
                   merge_indptr, partial_v, partial_lse, out, lse);
     }
   }

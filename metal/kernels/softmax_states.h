@@ -4,8 +4,6 @@
 
 namespace mlxcel {
 
-constant constexpr float kLog2e = 1.44269504f;
-
 // One element of a merged softmax state.
 struct MergedElement {
   float value;

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
-from .grammar import Grammar, GrammarError, allows_others
+from .grammar import Grammar, allows_others
 from .outputs import FinishReason, RequestOutput, RequestTimes, TokenLogprob
 from .sampler import RowEdit
 from .sampling_params import SamplingParams
@@ -52,10 +49,6 @@ class Job:
         if self.grammar is not None and not self.grammar.finished:
             try:
                 mask = self.grammar.mask()
-                if below and not _allows_more_than(self.stop_ids, mask):
-                    raise GrammarError(
-                        f"[grammar] nothing but the end is allowed here, before min_tokens ({self.params.min_tokens})."
-                    )
             except Exception as error:
                 self.failure = error
         banned = tuple(self.stop_ids) if below else ()
@@ -125,10 +118,3 @@ class Job:
             times=RequestTimes(self.submitted, self.scheduled, self.first_token, finished),
             **fields,  # type: ignore[arg-type]
         )
-
-
-def _allows_more_than(banned: Iterable[int], mask: npt.NDArray[np.uint32]) -> bool:
-    rest = mask.copy()
-    for token in banned:
-        rest[token // 32] &= ~np.uint32(1 << token % 32)
-    return bool(rest.any())

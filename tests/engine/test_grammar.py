@@ -187,12 +187,3 @@ def test_a_fault_of_ours_in_a_grammar_is_no_client_s_error(monkeypatch: pytest.M
         monkeypatch.setattr(Grammar, "mask", bug)
         last = client.ask([2], params).wait()
         assert (last.finish_reason, last.client_error) == ("error", False)
-
-
-def test_a_grammar_and_min_tokens_that_exclude_each_other() -> None:
-    """The grammar allows one letter or the end; both are stop tokens, which may not come yet."""
-    with serving(fake_loaded()) as client:
-        params = constrained(GrammarSpec("regex", "a?"), min_tokens=2, stop_token_ids=(ord("a") - 32,))
-        last = client.ask([2], params).wait()
-        assert (last.finish_reason, last.client_error) == ("error", True)
-        assert "before min_tokens (2)" in (last.error or "")

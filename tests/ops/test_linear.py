@@ -134,6 +134,14 @@ def test_rows_of_a_packed_weight(dtype, rng, form):
     assert np.isfinite(to_numpy(outside)[2]).all()
 
 
+def test_a_layout_that_does_not_fit_is_named(rng):
+    triple, _ = quantized(rng, 40, 128, 64, 4, mx.float16)
+    packed = PackedWeight(*triple, 64, 4)
+    packed.layout = type(packed.layout)(40, 127, "q4", 64)
+    with pytest.raises(ValueError, match=r"in_features must be a multiple of group_size 64, got 127"):
+        packed(normal(rng, (2, 127), mx.float32))
+
+
 def test_packing_adds_no_bytes_but_padding(rng):
     triple, _ = quantized(rng, 64, 256, 32, 4, mx.float16)
     assert PackedWeight(*triple, 32, 4).nbytes == sum(a.nbytes for a in triple)

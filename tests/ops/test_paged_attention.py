@@ -222,6 +222,20 @@ def _good() -> dict:
         ({"qo_indptr": [0, 3, 2]}, r"qo_indptr must not fall, got 3 then 2 at request 1"),
         ({"sm_scale": float("nan")}, r"sm_scale must be finite"),
         ({"window_left": -2}, r"window_left must be -1 or more, got -2"),
+        ({"window_left": 2**40}, r"\] window_left must be an int of 32 bits, got 1099511627776"),
+        ({"window_left": 1.5}, r"\] window_left must be int, got 1\.5"),
+        (
+            {"sinks": np.zeros(4, np.float32)},
+            r"\[paged_attention\] sinks must be mx\.array \| None, got ndarray",
+        ),
+        ({"q": np.zeros((2, 4, 64))}, r"\[paged_attention\] q must be mx\.array, got ndarray"),
+        ({"table": [0, 1]}, r"\[paged_attention\] table must be PageTable, got list"),
+        ({"sm_scale": "1"}, r"\[paged_attention\] sm_scale must be float \| None, got '1'"),
+        ({"plan": 3}, r"\[paged_attention\] plan must be AttentionPlan \| None, got 3"),
+        (
+            {"stream": "cpu"},
+            r"\[paged_attention\] stream must be mx\.Stream \| mx\.Device \| None, got 'cpu'",
+        ),
         ({"logits_soft_cap": -1.0}, r"logits_soft_cap must be 0 or more, got -1"),
         ({"sinks": mx.zeros((2,))}, r"sinks must have shape \(4\), got \(2\)"),
         (

@@ -180,12 +180,16 @@ def test_pages_beyond_2_31_elements(stream, rng):
     nothing = PageTable([0], [], [], page_size)
     options = _ext.AttentionOptions(True, 1.0, -1, 0.0, "NHD")
     small = mx.zeros((1, page_size, heads, dim))
-    untouched, _ = _ext.paged_attention_partial(
-        mx.zeros((0, heads, dim)), small, small, nothing.on_device(), tiles, options, stream=stream
-    )
-    pool = untouched.reshape(num_pages, page_size, heads, dim)
-    mx.eval(pool)
-    assert pool.size > 2**31
+
+    def untouched() -> mx.array:
+        pool, _ = _ext.paged_attention_partial(
+            mx.zeros((0, heads, dim)), small, small, nothing.on_device(), tiles, options, stream=stream
+        )
+        return pool.reshape(num_pages, page_size, heads, dim)
+
+    k_pages, v_pages = untouched(), untouched()
+    mx.eval(k_pages, v_pages)
+    assert k_pages.size > 2**31
 
     table = PageTable([0, 2], [num_pages - 1, num_pages - 2], [3], page_size)
     kv = mx.array(rng.standard_normal((page_size + 3, heads, dim)), mx.float32)
@@ -193,11 +197,11 @@ def test_pages_beyond_2_31_elements(stream, rng):
     positions = mx.arange(page_size + 3, dtype=mx.int32)
     no_rotation = mx.zeros((0,))
     q, k_pages, v_pages = rope_append(
-        kv, kv, kv, pool, pool, table, positions, inv_freq=no_rotation, qo_indptr=new, stream=stream
+        kv, kv, kv, k_pages, v_pages, table, positions, inv_freq=no_rotation, qo_indptr=new, stream=stream
     )
     got = paged_attention(q[-1:], k_pages, v_pages, table, stream=stream)
     a = to_numpy(kv)[:, 0]
     weights = np.exp((a @ a[-1]) * dim**-0.5 - np.max(a @ a[-1]) * dim**-0.5)
     assert_close(got, (weights @ a / weights.sum())[None, None], ulps=16, scale=1.0)
-    del untouched, pool, k_pages, v_pages
+    del k_pages, v_pages
     mx.clear_cache()

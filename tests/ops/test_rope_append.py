@@ -151,6 +151,21 @@ def test_a_pool_that_needs_a_copy_is_refused(stream, rng):
         mx.eval(case.run(frequencies(64), stream))
 
 
+def test_pools_that_share_memory_are_refused(stream, rng):
+    case = Case(rng, mx.float32)
+    pages, *page = case.k_pages.shape
+    both = mx.zeros((2 * pages, *page))
+    mx.eval(both)
+    case.k_pages, case.v_pages = both[:pages], both[pages:]
+    mx.eval(case.run(frequencies(64), stream))  # halves of one buffer are apart
+    case.v_pages = case.k_pages
+    with pytest.raises(ValueError, match=r"\[rope_append\] k_pages and v_pages must be two pools, got one"):
+        case.run(frequencies(64), stream)
+    case.k_pages, case.v_pages = both[:pages], both[1 : pages + 1]
+    with pytest.raises(ValueError, match=r"\[rope_append\] k_pages and v_pages must not share memory"):
+        mx.eval(case.run(frequencies(64), stream))
+
+
 def test_strided_inputs(stream, dtype, rng):
     case = Case(rng, dtype, nnz=6)
     inv_freq = frequencies(64)
@@ -182,6 +197,8 @@ def test_strided_inputs(stream, dtype, rng):
             {"k_pages": mx.zeros((9, 3, 2, 64)), "v_pages": mx.zeros((9, 3, 2, 64))},
             r"\[rope_append\] the page size of k_pages must be a power of two from 1 to 256, got 3",
         ),
+        ({"q": np.zeros((5, 4, 64))}, r"\[rope_append\] q must be mx\.array, got ndarray"),
+        ({"inv_freq": None}, r"\[rope_append\] inv_freq must be mx\.array, got None"),
         ({"table": mx.zeros((4,), mx.int32)}, r"\[rope_append\] slots must have shape \(5\), got \(4\)"),
         ({"positions": mx.zeros((5,), mx.int64)}, r"\[rope_append\] positions must be int32, got int64"),
         (

@@ -127,6 +127,27 @@ def test_logprobs_of_masked_and_absent_tokens(stream):
     assert np.isneginf(to_numpy(got.top_logprobs)[0, 2:]).all()
 
 
+def test_rows_on_the_device_that_point_nowhere_are_as_if_absent(stream):
+    """Nobody can look at them without waiting; kernels must not read what they point at."""
+    rows = np.full(5, NO_EDIT)
+    rows["mask_row"] = [1, 2**31 - 1, -7, -1, -1]
+    rows["counts_row"] = [-1, -1, -1, 2, 2**31 - 1]
+    rows["bias_begin"], rows["bias_end"] = [0, 0, 0, -5, 2], [0, 0, 0, 2**31 - 1, 2**31 - 1]
+    words = mx.array(rows.view(np.uint32).reshape(5, 8))
+    got = edit_logits(
+        mx.ones((5, 40)),
+        words,
+        bias_ids=mx.array([3, 4], mx.int32),
+        bias_values=mx.array([0.5, 0.25]),
+        counts=mx.full((2, 40), 1, mx.uint32),
+        masks=mx.zeros((1, 2), mx.uint32),
+        stream=stream,
+    )
+    want = np.ones((5, 40), np.float32)
+    want[3, [3, 4]] += [0.5, 0.25]
+    np.testing.assert_array_equal(to_numpy(got), want)
+
+
 def test_no_top_and_empty_batches(stream):
     got = token_logprobs(mx.zeros((2, 8)), mx.array([0, 1], mx.int32), stream=stream)
     assert got.top_ids.shape == (2, 0)

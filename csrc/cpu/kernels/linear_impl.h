@@ -245,7 +245,7 @@ void multiply_tile(const float* x, const float* sums, int64_t sum_stride, const 
                    int depth, int run, bool first, float* totals) {
   for (int g = 0, k = 0; k < depth; ++g) {
     vfloat sum[M][kPanelVectors];
-    each<M, kPanelVectors>([&](auto m, auto v) __attribute__((always_inline)) { sum[m][v] = {}; });
+    each<M, kPanelVectors>([&](auto m, auto v) __attribute__((always_inline)) { sum[m][v] = vfloat{}; });
     for (const int end = smaller(k + run, depth); k < end; ++k) {
       vfloat w[kPanelVectors];
       unroll<kPanelVectors>([&](auto v) __attribute__((always_inline)) {

@@ -45,14 +45,17 @@ void edit_logits(const EditLogitsParams& params, const void* logits, const EditR
       float* x = out + b * vocab;
       const void* from = static_cast<const char*>(logits) + b * vocab * item;
       if (from != x) sample_passes().widen(params.dtype, from, params.vocab, x);
-      if (row.mask_row >= 0) {
+      if (row.mask_row >= 0 && row.mask_row < params.num_masks) {
         forbid(masks + int64_t{row.mask_row} * params.mask_words, params.mask_words, params.vocab,
                x);
       }
-      for (int32_t i = row.bias_begin; i < row.bias_end; ++i) {
+      for (int32_t i = std::max(row.bias_begin, 0); i < std::min(row.bias_end, params.num_bias);
+           ++i) {
         if (bias_ids[i] >= 0 && bias_ids[i] < vocab) x[bias_ids[i]] += bias_values[i];
       }
-      if (row.counts_row >= 0) penalise(row, counts + row.counts_row * vocab, params.vocab, x);
+      if (row.counts_row >= 0 && row.counts_row < params.num_counts) {
+        penalise(row, counts + row.counts_row * vocab, params.vocab, x);
+      }
     }
   });
 }

@@ -7,12 +7,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _ext
+from .arguments import argument_errors
 from .attention_plan import AttentionPlan, default_target, plan_attention
 from .page_table import Int32, PageTable, as_int32, check_indptr
 
 _LN2 = 0.6931471805599453
 
 
+@argument_errors("paged_attention")
 def paged_attention(
     q: mx.array,
     k_pages: mx.array,
@@ -94,6 +96,7 @@ def paged_attention(
     return (out, lse) if return_lse else out
 
 
+@argument_errors("paged_attention_partial")
 def paged_attention_partial(
     q: mx.array,
     k_pages: mx.array,
@@ -142,6 +145,7 @@ def paged_attention_partial(
     return _ext.paged_attention_partial(q, k_pages, v_pages, arrays, plan.on_device(), options, stream=stream)
 
 
+@argument_errors("merge_states")
 def merge_states(
     v_in: mx.array,
     lse_in: mx.array,

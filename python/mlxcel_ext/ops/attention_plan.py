@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _ext
+from .arguments import argument_errors
 from .page_table import Int32, PageTable, as_int32, check_indptr
 
 PlanTarget = _ext.PlanTarget
@@ -218,6 +219,7 @@ def _equal(a: npt.NDArray[np.generic], b: Int32 | None) -> bool:
     return a is b or (b is not None and a.size == b.size and bool((a == b).all()))
 
 
+@argument_errors("plan_attention")
 def plan_attention(
     table: PageTable,
     qo_indptr: npt.ArrayLike | None = None,

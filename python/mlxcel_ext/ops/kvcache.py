@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _ext
+from .arguments import argument_errors
 
 
 class HasSlots(Protocol):
@@ -17,6 +18,7 @@ class HasSlots(Protocol):
     def slots_on_device(self, qo_indptr: npt.NDArray[np.int32] | None, num_pages: int) -> mx.array: ...
 
 
+@argument_errors("rope_append")
 def rope_append(
     q: mx.array,
     k: mx.array,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from .. import _ext
+from .arguments import argument_errors
 
 Stream = mx.Stream | mx.Device | mx.DeviceType | None
 
@@ -17,6 +18,7 @@ def on_cpu(stream: Stream) -> bool:
     return device == mx.cpu
 
 
+@argument_errors("linear")
 def linear(x: mx.array, weight: mx.array, bias: mx.array | None = None, *, stream: Stream = None) -> mx.array:
     """``x @ weight.T + bias``.
 
@@ -50,6 +52,7 @@ def linear(x: mx.array, weight: mx.array, bias: mx.array | None = None, *, strea
     return _ext.linear(x, weight, bias, stream=stream)
 
 
+@argument_errors("quantized_linear")
 def quantized_linear(
     x: mx.array,
     weight: mx.array,
@@ -119,6 +122,7 @@ class PackedWeight:
 
     __slots__ = ("arrays", "layout")
 
+    @argument_errors("pack_linear")
     def __init__(
         self,
         weight: mx.array,
@@ -142,17 +146,20 @@ class PackedWeight:
     def nbytes(self) -> int:
         return sum(a.nbytes for a in self.arrays)
 
+    @argument_errors("packed_linear")
     def __call__(
         self, x: mx.array, bias: mx.array | None = None, *, stream: Stream | mx.DeviceType = mx.cpu
     ) -> mx.array:
         """``x @ w.T + bias``; ``x`` and ``bias`` as :func:`linear` takes them."""
         return _ext.packed_linear(x, self.arrays, self.layout, bias, stream=stream)
 
+    @argument_errors("packed_rows")
     def rows(self, ids: mx.array, dtype: mx.Dtype, *, stream: Stream | mx.DeviceType = mx.cpu) -> mx.array:
         """Rows ``ids`` (int32, any shape) as ``[..., k]`` of ``dtype``; NaN for ids outside of the table."""
         return _ext.packed_rows(ids, self.arrays, self.layout, dtype, stream=stream)
 
 
+@argument_errors("swiglu")
 def swiglu(gate: mx.array, up: mx.array | None = None, *, stream: Stream = None) -> mx.array:
     """``silu(gate) * up`` in one pass.
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 
 from .. import _ext
+from .arguments import argument_errors
 
 
+@argument_errors("add_rms_norm")
 def add_rms_norm(
     x: mx.array,
     residual: mx.array,

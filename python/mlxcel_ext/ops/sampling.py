@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _ext
+from .arguments import argument_errors
 
 #: A value for all rows, or one a row.
 PerRow = float | int | Sequence[float] | Sequence[int] | npt.NDArray[np.generic] | mx.array
@@ -124,8 +125,9 @@ class SamplingBatch:
             if isinstance(value, mx.array):
                 continue
             array = np.asarray(value)
-            if name == "top_k" and array.size and array.dtype.kind not in "iu":
-                raise ValueError(f"[sample] top_k must be integers, got {array.dtype}.")
+            if array.size and array.dtype.kind not in ("iu" if name == "top_k" else "iuf"):
+                wanted = "integers" if name == "top_k" else "numbers"
+                raise ValueError(f"[sample] {name} must be {wanted}, got {value!r}.")
             if not np.all((array >= low) & (array <= high)):
                 raise ValueError(f"[sample] {name} must be in {low:g}..{high:g}, got {value}.")
 
@@ -151,6 +153,7 @@ def work_of(
     return "filters" if np.any(filtered & ~(has_top_k & (top_k <= MAX_LISTED_TOP_K))) else "top_k"
 
 
+@argument_errors("sample")
 def sample(
     logits: mx.array,
     params: SamplingBatch,
@@ -208,6 +211,7 @@ def sample(
     )
 
 
+@argument_errors("sample_rows")
 def sample_rows(
     logits: mx.array,
     rows: mx.array | npt.NDArray[np.void],
@@ -226,6 +230,7 @@ def sample_rows(
     return SampleResult(*out)
 
 
+@argument_errors("edit_logits")
 def edit_logits(
     logits: mx.array,
     rows: mx.array | npt.NDArray[np.void],
@@ -275,6 +280,7 @@ def edit_logits(
     return out
 
 
+@argument_errors("count_tokens")
 def count_tokens(
     counts: mx.array,
     rows: mx.array,
@@ -293,6 +299,7 @@ def count_tokens(
     return _ext.count_tokens(counts, rows, ids, reset, stream=stream)
 
 
+@argument_errors("token_logprobs")
 def token_logprobs(
     logits: mx.array, ids: mx.array, num_top: int = 0, *, stream: mx.Stream | mx.Device | None = None
 ) -> TokenLogprobs:
@@ -304,6 +311,7 @@ def token_logprobs(
     return TokenLogprobs(*_ext.token_logprobs(logits, ids, num_top, stream=stream))
 
 
+@argument_errors("top_k_renorm")
 def top_k_renorm(probs: mx.array, top_k: PerRow, *, stream: mx.Stream | mx.Device | None = None) -> mx.array:
     """Keep exactly the ``top_k`` largest probabilities of each row (the lower index first at ties), renormalised.
 
@@ -313,6 +321,7 @@ def top_k_renorm(probs: mx.array, top_k: PerRow, *, stream: mx.Stream | mx.Devic
     return _renorm("top_k_renorm", _ext.RenormKind.top_k_probs, probs, top_k, stream)
 
 
+@argument_errors("top_p_renorm")
 def top_p_renorm(probs: mx.array, top_p: PerRow, *, stream: mx.Stream | mx.Device | None = None) -> mx.array:
     """Keep the smallest set of largest probabilities whose sum reaches ``top_p`` of the row's sum, renormalised.
 
@@ -321,16 +330,19 @@ def top_p_renorm(probs: mx.array, top_p: PerRow, *, stream: mx.Stream | mx.Devic
     return _renorm("top_p_renorm", _ext.RenormKind.top_p_probs, probs, top_p, stream)
 
 
+@argument_errors("min_p_renorm")
 def min_p_renorm(probs: mx.array, min_p: PerRow, *, stream: mx.Stream | mx.Device | None = None) -> mx.array:
     """Keep probabilities of at least ``min_p`` times the row's largest, renormalised. As :func:`top_k_renorm`."""
     return _renorm("min_p_renorm", _ext.RenormKind.min_p_probs, probs, min_p, stream)
 
 
+@argument_errors("top_k_mask")
 def top_k_mask(logits: mx.array, top_k: PerRow, *, stream: mx.Stream | mx.Device | None = None) -> mx.array:
     """Logits with all but exactly the ``top_k`` largest of each row set to -inf, the lower index first at ties."""
     return _renorm("top_k_mask", _ext.RenormKind.top_k_mask, logits, top_k, stream)
 
 
+@argument_errors("chain_speculative_sample")
 def chain_speculative_sample(
     draft_ids: mx.array,
     draft_probs: mx.array,
@@ -385,7 +397,7 @@ def _renorm(
         array = np.asarray(value)
         if top_k and array.dtype.kind not in "iu":
             raise ValueError(f"[{op}] {name} must be integers, got {array.dtype}.")
-        if np.isnan(array).any():
+        if array.dtype.kind not in "iuf" or np.isnan(array).any():
             raise ValueError(f"[{op}] {name} must be numbers, got {value}.")
         value = mx.array(np.clip(array, -1, 2**31 - 1) if top_k else array)
     values = mx.broadcast_to(value.astype(mx.int32 if top_k else mx.float32), (batch,))

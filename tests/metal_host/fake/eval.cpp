@@ -4,6 +4,11 @@
 #include "ops/merge_states.h"
 #include "ops/paged_attention.h"
 #include "ops/rope_append.h"
+#include "ops/sample.h"
+#include "ops/sample_chain.h"
+#include "ops/sample_edit.h"
+#include "ops/sample_logprobs.h"
+#include "ops/sample_renorm.h"
 
 namespace mlxcel {
 
@@ -20,6 +25,30 @@ void PagedAttention::eval_cpu(const Arrays& inputs, Arrays& outputs) {
 }
 
 void RopeAppend::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+  eval_gpu(inputs, outputs);
+}
+
+void Sample::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+  eval_gpu(inputs, outputs);
+}
+
+void EditLogits::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+  eval_gpu(inputs, outputs);
+}
+
+void CountTokens::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+  eval_gpu(inputs, outputs);
+}
+
+void TokenLogprobs::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+  eval_gpu(inputs, outputs);
+}
+
+void Renorm::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+  eval_gpu(inputs, outputs);
+}
+
+void ChainSpeculativeSample::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   eval_gpu(inputs, outputs);
 }
 

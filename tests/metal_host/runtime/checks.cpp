@@ -56,8 +56,16 @@ bool unordered(const Epoch& now, uint16_t other, const Epoch& then, uint32_t oth
   return same_simdgroup ? then == now : then.threadgroup == now.threadgroup;
 }
 
+/// `buffer`: index of the buffer, or kArena. Names are made only for reports: this runs at every
+/// access.
+constexpr int kArena = -1;
+
+std::string name_of(int buffer) {
+  return buffer == kArena ? "threadgroup memory" : "buffer(" + std::to_string(buffer) + ")";
+}
+
 void check_race(ByteHistory* h, size_t bytes, bool write, const Epoch& now, uint64_t address,
-                const char* what, size_t offset) {
+                int buffer, size_t offset) {
   const Fiber& f = *machine.current;
   const uint16_t self = static_cast<uint16_t>(f.thread + 1);
   const uint32_t group = machine.group_index;
@@ -66,7 +74,7 @@ void check_race(ByteHistory* h, size_t bytes, bool write, const Epoch& now, uint
     if (!told && unordered(now, h->writer, h->written, h->writer_group)) {
       report("race", address,
              "%s of %s+%zu races with a write by thread %d of threadgroup #%u (no barrier between)",
-             verb(write), what, offset + i, h->writer - 1, h->writer_group);
+             verb(write), name_of(buffer).c_str(), offset + i, h->writer - 1, h->writer_group);
       told = true;
     }
     if (write) {
@@ -74,8 +82,8 @@ void check_race(ByteHistory* h, size_t bytes, bool write, const Epoch& now, uint
         report("race", address,
                "write of %s+%zu races with a read by thread %d of threadgroup #%u (no barrier "
                "between)",
-               what, offset + i, h->reader == ByteHistory::kSeveral ? -1 : h->reader - 1,
-               h->reader_group);
+               name_of(buffer).c_str(), offset + i,
+               h->reader == ByteHistory::kSeveral ? -1 : h->reader - 1, h->reader_group);
         told = true;
       }
       h->writer = self;
@@ -106,7 +114,7 @@ void check_arena(size_t offset, size_t bytes, bool write, uint64_t address) {
   }
   if (machine.on(kCheckRaces)) {
     check_race(&machine.arena_history[offset], bytes, write, machine.current->threadgroup_memory,
-               address, "threadgroup memory", offset);
+               address, kArena, offset);
   }
 }
 
@@ -135,8 +143,6 @@ void check_region(Region& r, uintptr_t p, size_t bytes, bool write, uint64_t add
     report("misaligned", address, "%s of %zu bytes at buffer(%d)+%zu is not aligned", verb(write),
            bytes, r.index, offset);
   }
-  char name[32];
-  snprintf(name, sizeof name, "buffer(%d)", r.index);
   for (size_t done = 0; done < bytes && !r.pages.empty();) {
     HistoryPage& page = r.page(offset + done);
     const size_t at = (offset + done) % HistoryPage::kBytes;
@@ -144,10 +150,11 @@ void check_region(Region& r, uintptr_t p, size_t bytes, bool write, uint64_t add
     if (write) {
       memset(&page.written[at], 1, n);
     } else if (machine.on(kStrict) && memchr(&page.written[at], 0, n) != nullptr) {
-      report("uninitialised", address, "read of output %s+%zu before any write", name, offset);
+      report("uninitialised", address, "read of output buffer(%d)+%zu before any write", r.index,
+             offset);
     }
     if (machine.on(kCheckRaces)) {
-      check_race(&page.history[at], n, write, machine.current->device_memory, address, name,
+      check_race(&page.history[at], n, write, machine.current->device_memory, address, r.index,
                  offset + done);
     }
     done += n;
