@@ -209,18 +209,24 @@ template <class T, int N>
 __device__ __forceinline__ void write_state(const PagedAttentionParams& p, const AttentionArrays& a,
                                             const TileView& view, int i, int head, int d,
                                             const MergedState<N>& state) {
+  // Divided before a sink joins, as merged states are: one chunk and several give the same bits.
+  MergedState<N> whole;
+  whole.max = state.lse();
+  whole.sum = state.sum == 0.0f ? 0.0f : 1.0f;
+#pragma unroll
+  for (int e = 0; e < N; ++e) whole.v[e] = state.v[e] * state.scale();
   const int token = view.token(i);
   if (view.tile.chunk < 0) {
-    write_output<T, N>(p, a, token, head, d, state);
+    write_output<T, N>(p, a, token, head, d, whole);
     return;
   }
   const int64_t row =
       static_cast<int64_t>(__ldg(a.merge_indptr + token) + view.tile.chunk) * p.num_qo_heads + head;
   Vec<float, N> result;
 #pragma unroll
-  for (int e = 0; e < N; ++e) result.at[e] = state.v[e] * state.scale();
+  for (int e = 0; e < N; ++e) result.at[e] = whole.v[e];
   store_vec(a.partial_v + row * p.head_dim + d, result);
-  if (d == 0) a.partial_lse[row] = state.lse();
+  if (d == 0) a.partial_lse[row] = whole.max;
 }
 
 /// Merges the partial states of one query token and head, N elements from d on, in the order of the
