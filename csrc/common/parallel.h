@@ -10,6 +10,17 @@ namespace mlxcel {
 int num_threads();
 void set_num_threads(int n);
 
+/// While one exists, threads that wait for work or for each other look for it some 50 us before
+/// they block, and give way to other threads meanwhile. For a chain of short parallel_for, as the
+/// layers of a small model are: waking a thread takes as long as one of them.
+class KeepAwake {
+ public:
+  KeepAwake();
+  ~KeepAwake();
+  KeepAwake(const KeepAwake&) = delete;
+  KeepAwake& operator=(const KeepAwake&) = delete;
+};
+
 namespace detail {
 using Body = void (*)(void* context, size_t begin, size_t end);
 void parallel_for(size_t n, size_t grain, Body body, void* context);

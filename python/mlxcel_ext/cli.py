@@ -96,7 +96,7 @@ def _serve(args: argparse.Namespace) -> int:
     from .server.run import serve
     from .server.settings import ServerSettings
 
-    options = resolve(args, flags.SERVE, "serve")
+    options = resolve(args, flags.SERVE, "serve", flags.COMMANDS)
     engine_config(options)  # a bad value is known before the weights are read
     set_up(options.log_level, options.log_format)
     settings = ServerSettings(
@@ -117,7 +117,7 @@ def _serve(args: argparse.Namespace) -> int:
 def _generate(args: argparse.Namespace) -> int:
     from .terminal import generate
 
-    options = resolve(args, flags.GENERATE, "generate")
+    options = resolve(args, flags.GENERATE, "generate", flags.COMMANDS)
     prompts = [_stdin() if prompt == "-" else prompt for prompt in args.prompt or ["-"]]
     if not all(prompts):
         raise ValueError("the prompt is empty: give one as an argument, or on stdin")
@@ -136,7 +136,7 @@ def _stdin() -> str:
 def _chat(args: argparse.Namespace) -> int:
     from .terminal import ChatSession
 
-    options = resolve(args, flags.CHAT, "chat")
+    options = resolve(args, flags.CHAT, "chat", flags.COMMANDS)
     engine, loaded = load_engine(options)
     try:
         return ChatSession(engine, loaded, options).run()
@@ -147,7 +147,7 @@ def _chat(args: argparse.Namespace) -> int:
 def _bench(args: argparse.Namespace) -> int:
     from .bench.serve import run
 
-    return run(resolve(args, flags.BENCH, "bench"))
+    return run(resolve(args, flags.BENCH, "bench", flags.COMMANDS))
 
 
 def _info(args: argparse.Namespace) -> int:

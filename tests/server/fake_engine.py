@@ -25,6 +25,7 @@ SPECIAL = ("<eos>", "<user>", "<assistant>")
 #: A prompt that holds the word gets the fault.
 FAULTS = {
     "ROWFAULT": "its third token raises in the engine",
+    "DEADEND": "its grammar allows no third token",
     "STALL": "no token ever comes",
     "SLOWPREFILL": "its prefill takes 0.6 s and reports progress",
 }
@@ -246,6 +247,9 @@ class FakeEngine:
                 time.sleep(0.2)
         if "ROWFAULT" in prompt and request.sent == 2:
             self._finish(request, "error", error="injected fault")
+            return
+        if "DEADEND" in prompt and request.sent == 2:
+            self._finish(request, "error", error="[grammar] nothing may follow", client_error=True)
             return
         if request.sent == 0:
             request.times = RequestTimes(request.times.submitted, now, now)
