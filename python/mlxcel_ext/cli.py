@@ -118,6 +118,7 @@ def _serve(args: argparse.Namespace) -> int:
         shutdown_timeout=options.shutdown_timeout,
         metrics_compat=options.metrics_compat,
         tool_call_parser=options.tool_call_parser if options.enable_auto_tool_choice else "none",
+        scheduling_policy=options.scheduling_policy,
         chat_template_kwargs=options.default_chat_template_kwargs,
     )
     return serve(settings, lambda: load_engine(options), options.host, options.port)

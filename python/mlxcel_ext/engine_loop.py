@@ -76,6 +76,7 @@ class EngineLoop:
             prefill_chunk_size=config.prefill_chunk_size,
             token_budget=config.token_budget,
             watermark=config.watermark,
+            window_left=max(shape.windows) if shape.windows and min(shape.windows) >= 0 else None,
         )
         self.outcomes = Outcomes()
         self._sampler = Sampler(shape.vocab_size, config.max_num_seqs)
