@@ -14,20 +14,17 @@ AttentionArrays attention_arrays(const PagedAttentionParams& params,
   return a;
 }
 
-void encode_attention(const PagedAttentionParams& params, AttentionArrays a, EncoderLaunch& launch,
-                      const mx::Stream& stream) {
-  if (params.num_partials > 0) {
-    const mx::array v =
-        workspace({params.num_partials, params.num_qo_heads, params.head_dim}, mx::float32, stream);
-    const mx::array lse =
-        workspace({params.num_partials, params.num_qo_heads}, mx::float32, stream);
-    const mx::array counters = stream_counters(params.num_q * params.num_kv_heads, stream);
-    launch.writes(counters);
-    a.partial_v = device_ptr<float>(v);
-    a.partial_lse = device_ptr<float>(lse);
-    a.counters = device_ptr<int32_t>(counters);
-  }
-  launch_paged_attention(params, a, launch);
+std::optional<mx::array> add_workspaces(const PagedAttentionParams& params, AttentionArrays& a,
+                                        const mx::Stream& stream) {
+  if (params.num_partials == 0) return std::nullopt;
+  const mx::array v =
+      workspace({params.num_partials, params.num_qo_heads, params.head_dim}, mx::float32, stream);
+  const mx::array lse = workspace({params.num_partials, params.num_qo_heads}, mx::float32, stream);
+  const mx::array counters = stream_counters(params.num_q * params.num_kv_heads, stream);
+  a.partial_v = device_ptr<float>(v);
+  a.partial_lse = device_ptr<float>(lse);
+  a.counters = device_ptr<int32_t>(counters);
+  return counters;
 }
 
 void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, Arrays& outputs,
@@ -37,7 +34,8 @@ void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, A
   launch.declare(inputs, outputs, stream);
   a.out = device_ptr<void>(outputs[0]);
   a.lse = device_ptr<float>(outputs[1]);
-  encode_attention(params, a, launch, stream);
+  if (const auto counters = add_workspaces(params, a, stream)) launch.writes(*counters);
+  launch_paged_attention(params, a, launch);
 }
 
 void paged_attention_partial(const PagedAttentionParams& params, const Arrays& inputs,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/chain.cuh"
 #include "kernels/types.cuh"
 #include "params/rope_append.h"
 
@@ -115,6 +116,8 @@ __global__ void rope_append_kernel(const __grid_constant__ RopeAppendParams p,
                                    T* __restrict__ k_pages, T* __restrict__ v_pages) {
   extern __shared__ float2 tables[];  // two of rotary_dim / 2, used in turn
   float2 *now = tables, *later = tables + p.rotary_dim / 2;
+  start_next();
+  await_previous();
   int token = blockIdx.x, slot = slots[token], position = positions[token];
   RopeItem<T, N> item(p, blockIdx.y * blockDim.x + threadIdx.x, rope_items(p, N));
   item.load(p, token, q, k, v, q_stride, kv_stride);
