@@ -55,6 +55,7 @@ class ConstantModel:
             head_dim=64,
             vocab_size=VOCAB,
             max_position_embeddings=1 << 20,
+            windows=(),
         )
         self._logits: dict[int, mx.array] = {}
 

@@ -23,6 +23,9 @@ void bind_runtime(nb::module_& m) {
       "gpu_backend_name", [] { return std::string(gpu_backend() ? gpu_backend()->name : ""); },
       "Name of the GPU backend in use, or an empty string.");
   m.def(
+      "gpu_reads_shared_tiles", [] { return gpu_backend() && gpu_backend()->shared_tiles; },
+      "Whether the GPU backend in use takes cascade plans.");
+  m.def(
       "throw_no_gpu_backend", [](const std::string& op) { throw_no_gpu_backend(op.c_str()); },
       "op"_a, "Raise what evaluating an op raises on a GPU that lacks its kernel; for tests.");
   m.def("num_threads", &num_threads, "Threads of the CPU kernels.");

@@ -2,6 +2,7 @@
 
 #include <cooperative_groups.h>
 
+#include "kernels/chain.cuh"
 #include "kernels/mma.cuh"
 #include "kernels/types.cuh"
 #include "params/linear.h"
@@ -180,7 +181,9 @@ __device__ __forceinline__ void dense_linear(const LinearParams& p, const T* __r
     }
   };
   Weights even, odd;
+  start_next();
   load(even, Tile::part());
+  await_previous();
 #pragma unroll 1
   for (int step = Tile::part(); step < steps; step += 2 * Tile::kParts) {
     load(odd, step + Tile::kParts);
@@ -275,7 +278,9 @@ __device__ __forceinline__ void q4_linear(const LinearParams& p, const T* __rest
   };
   constexpr int kStride = Tile::kParts * kBatch;
   Weights even, odd;
+  start_next();
   load(even, Tile::part() * kBatch);
+  await_previous();
 #pragma unroll 1
   for (int step = Tile::part() * kBatch; step < steps; step += 2 * kStride) {
     load(odd, step + kStride);

@@ -37,8 +37,10 @@ class FakeModel:
             num_kv_heads=1,
             head_dim=_HEAD_DIM,
             vocab_size=VOCAB,
+            windows=(-1,),
             max_position_embeddings=max_len,
             eos_token_ids=(EOS,),
+            windows=(),
         )
         self.on_call = on_call
         self._no_rotation = mx.zeros((0,))
