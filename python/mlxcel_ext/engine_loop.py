@@ -351,7 +351,7 @@ class EngineLoop:
 
     # -- statistics --------------------------------------------------------------------------------------
 
-    def stats(self, jobs: Iterable[Job], labels: Mapping[str, str]) -> EngineStats:
+    def stats(self, jobs: Iterable[Job], labels: Mapping[str, str | None]) -> EngineStats:
         """Counts of this moment; of the jobs, those count as waiting that have not ended and do not run."""
         counters = self.outcomes.snapshot()
         counters["mlxcel_engine_sampling_total"] = {

@@ -1,7 +1,8 @@
 """Compile a .metal source for the host: a shared library of launchers and a table of its kernels.
 
 The stand-in for MLX's Metal device runs it as a program, where the real one calls Apple's compiler:
-    python -m tests.metal_host.build runtime              prints the path of the runtime library
+    python -m tests.metal_host.build runtime              prints the path of the runtime library, and a folder for
+                                                          what this version of the harness compiles
     python -m tests.metal_host.build kernels SOURCE STEM  writes STEM.so and STEM.txt, one line a kernel:
                                                           host name, symbol, its buffer indices
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import os
 import pathlib
@@ -86,6 +88,13 @@ def _digest(*texts: str) -> str:
 
 def _run(command: list[str], **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+@functools.cache
+def _translation_sources() -> tuple[str, ...]:
+    """What a compiled kernel depends on beside its source."""
+    files = [*sorted((HERE / "msl").iterdir()), HERE / "build.py", HERE / "transform.py"]
+    return tuple(p.read_text() for p in files)
 
 
 def runtime_library() -> pathlib.Path:
@@ -168,8 +177,7 @@ class CompiledSource:
             self.kernels[name], text = _launcher(name, expression, self.transform, len(launchers))
             launchers.append(text)
         text = "struct mtlh_user_begin;\n" + body + '\n# 1 "<launchers>"\n' + "\n".join(launchers) + "\n"
-        msl = [p.read_text() for p in sorted((HERE / "msl").iterdir())]
-        stem = cache_folder() / _digest(text, *msl, pathlib.Path(__file__).read_text(), CLANG)
+        stem = cache_folder() / _digest(text, *_translation_sources(), CLANG)
         self.library = stem.with_suffix(".so")
         self._translated = stem.with_suffix(".cl")
         checked = stem.with_suffix(".checked")
@@ -244,14 +252,18 @@ def write_library(source: str, stem: str) -> None:
     for name, kernel in compiled.kernels.items():
         indices = sorted(index for index, _ in kernel.parameters)
         lines.append(" ".join([name, kernel.symbol, *map(str, indices)]))
-    pathlib.Path(stem + ".txt").write_text("\n".join(lines) + "\n")
-    shutil.copy(compiled.library, f"{stem}.{os.getpid()}")
-    os.rename(f"{stem}.{os.getpid()}", stem + ".so")
+    part = f"{stem}.{os.getpid()}"
+    pathlib.Path(part).write_text("\n".join(lines) + "\n")
+    os.rename(part, stem + ".txt")
+    shutil.copy(compiled.library, part)
+    os.rename(part, stem + ".so")  # last: where it is, all is there
 
 
 def main(command: str, *arguments: str) -> None:
     if command == "runtime":
-        print(runtime_library())
+        folder = cache_folder() / f"jit-{_digest(*_translation_sources())}"
+        folder.mkdir(exist_ok=True)
+        print(runtime_library(), folder, sep="\n")
     elif command == "kernels":
         write_library(*arguments)
     else:

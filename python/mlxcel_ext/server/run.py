@@ -13,6 +13,7 @@ from types import FrameType
 import uvicorn
 
 from .app import create_app
+from .connection import Connection
 from .settings import EngineLike, ModelLike, ServerSettings
 from .state import ServerState
 
@@ -63,6 +64,8 @@ class ServerProcess:
         self._port = listener.getsockname()[1]  # port 0 asks for any that is free
         config = uvicorn.Config(
             create_app(self._state),
+            http=Connection,
+            ws="none",
             access_log=False,
             log_config=None,
             server_header=False,

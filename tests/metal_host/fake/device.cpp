@@ -47,16 +47,20 @@ std::string run_builder(const std::string& arguments) {
 struct Runtime {
   const char* (*dispatch)(const Dispatch*, metal_host::Statistics*);
   uint64_t* function_constants;
+  std::filesystem::path compiled;  // folder of compiled kernels
 };
 
 /// The runtime of tests/metal_host, shared with the ctypes dispatcher: kernels resolve their calls
 /// against it.
 const Runtime& runtime() {
   static const Runtime loaded = [] {
-    void* handle = dlopen(run_builder("runtime").c_str(), RTLD_NOW | RTLD_GLOBAL);
+    const std::string printed = run_builder("runtime");
+    const size_t line = printed.find('\n');
+    void* handle = dlopen(printed.substr(0, line).c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (handle == nullptr) fail(dlerror());
     return Runtime{reinterpret_cast<decltype(Runtime::dispatch)>(dlsym(handle, "mtlh_dispatch")),
-                   static_cast<uint64_t*>(dlsym(handle, "mtlh_fc_table"))};
+                   static_cast<uint64_t*>(dlsym(handle, "mtlh_fc_table")),
+                   printed.substr(line + 1)};
   }();
   return loaded;
 }
@@ -241,12 +245,12 @@ MTL::Library* Device::get_library(const std::string& name, const CompileOptions&
   for (unsigned char c : source) {
     if (c >= 128) fail(name + ": the source is not ASCII, which Metal's NSString encoding needs");
   }
-  const auto folder = std::filesystem::temp_directory_path() / "metal_host_jit";
-  std::filesystem::create_directories(folder);
-  const std::string stem = (folder / name).string();
-  std::ofstream(stem + ".metal") << source;
-  run_builder("kernels '" + stem + ".metal' '" + stem + "'");
-  runtime();  // its symbols first
+  // Kernels resolve their calls against the runtime, which is loaded here.
+  const std::string stem = (runtime().compiled / name).string();
+  if (!std::filesystem::exists(stem + ".so")) {  // the name has a hash of the source
+    std::ofstream(stem + ".metal") << source;
+    run_builder("kernels '" + stem + ".metal' '" + stem + "'");
+  }
   void* handle = dlopen((stem + ".so").c_str(), RTLD_NOW);
   if (handle == nullptr) fail(dlerror());
   std::ifstream table(stem + ".txt");
