@@ -37,8 +37,8 @@ void bind_runtime(nb::module_& m) {
       "arrays"_a, "See mlxcel_ext.ops.memory; the arrays are evaluated ones of the CPU.");
   m.def(
       "zeros_in_huge_pages",
-      [](mx::Shape shape, mx::Dtype dtype) {
-        mx::array a(std::move(shape), dtype, nullptr, {});
+      [](const std::vector<int>& shape, mx::Dtype dtype) {
+        mx::array a(mx::Shape(shape.begin(), shape.end()), dtype, nullptr, {});
         a.set_data(mx::allocator::malloc(a.nbytes()));
         prefer_huge_pages({a.data<void>(), a.nbytes()});
         std::memset(a.data<void>(), 0, a.nbytes());
