@@ -46,12 +46,13 @@ class AttentionPlanner:
         self._declined = _reason_to_decline(attention_path, mixed_windows=bool(windows))
         self._tree: SharedPrefixTree | None = None
         self._plan: AttentionPlan | None = None
+        self._planned: tuple[Int32 | None, ...] = (None, None, None, None)  # what the plan and the tree are of
         self._outcome: FusedCascade | CascadeDeclined | CascadeFailed | None = self._declined
 
     def plan(self, table: PageTable, qo_indptr: Int32 | None, outcomes: Outcomes) -> AttentionPlan:
         """The plan for this table; counts how it came about."""
         plan, tree = self._plan, self._tree
-        if self._declined is None:
+        if self._declined is None and not self._is_planned(table, qo_indptr):
             try:
                 tree = detect_shared_prefix(table, qo_indptr, previous=tree)
             except Exception as error:
@@ -63,8 +64,19 @@ class AttentionPlanner:
             outcomes.count("mlxcel_attention_plans_total", "made")
             plan = self._plan = self._make(table, qo_indptr, tree)
         self._tree = tree
+        self._planned = (table.kv_indptr, table.kv_indices, table.first_page_offset, qo_indptr)
         self._count(outcomes)
         return plan
+
+    def _is_planned(self, table: PageTable, qo_indptr: Int32 | None) -> bool:
+        """Whether the table is the last one, or that one advanced: nothing can have changed."""
+        indptr, indices, offset, queries = self._planned
+        return (
+            table.kv_indptr is indptr
+            and table.kv_indices is indices
+            and table.first_page_offset is offset
+            and qo_indptr is queries
+        )
 
     @property
     def decode_path(self) -> str:
