@@ -45,7 +45,7 @@ class ConstantModel:
     """No arithmetic at all."""
 
     dtype = mx.float32
-    attention_path = "none"
+    attention_path = "fused_v2"
 
     def __init__(self) -> None:
         self.config = SimpleNamespace(
