@@ -17,6 +17,7 @@ from .ops import (
     plan_attention,
     plan_cascade,
 )
+from .ops.cascade import default_costs
 from .outcomes import CascadeDeclined, CascadeFailed, FusedCascade, Outcomes
 
 if TYPE_CHECKING:
@@ -42,11 +43,17 @@ class AttentionPlanner:
             "window_left": windows.pop() if len(windows) == 1 else -1,
             "batch_invariant": batch_invariant,
         }
+        self._costs = default_costs()
         self._path = attention_path
         self._declined = _reason_to_decline(attention_path, mixed_windows=bool(windows))
         self._tree: SharedPrefixTree | None = None
         self._plan: AttentionPlan | None = None
-        self._planned: tuple[Int32 | None, ...] = (None, None, None, None)  # what the plan and the tree are of
+        self._planned: tuple[Int32 | None, ...] = (
+            None,
+            None,
+            None,
+            None,
+        )  # what the plan and the tree are of
         self._outcome: FusedCascade | CascadeDeclined | CascadeFailed | None = self._declined
 
     def plan(self, table: PageTable, qo_indptr: Int32 | None, outcomes: Outcomes) -> AttentionPlan:
@@ -88,7 +95,7 @@ class AttentionPlanner:
     ) -> AttentionPlan:
         if tree is not None:
             try:
-                plan = plan_cascade(table, qo_indptr, tree=tree, **self._options)
+                plan = plan_cascade(table, qo_indptr, tree=tree, costs=self._costs, **self._options)
             except Exception as error:
                 self._fail(error)
             else:
