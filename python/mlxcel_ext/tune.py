@@ -31,7 +31,7 @@ _FREE = CascadeCosts(reread=1.0, row=0.0, tile=0.0, merge=0.0, launch=0.0)
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """Requests and tokens of each: many enough to fill the machine, and more than its caches hold."""
 
     batch: int
@@ -40,15 +40,17 @@ class _Sizes:
     rounds: int
 
 
+CPU_SIZES = Sizes(batch=16, tokens=1024, repeats=1, rounds=7)
+GPU_SIZES = Sizes(batch=64, tokens=4096, repeats=20, rounds=15)
+
+
 class CascadeTuner:
     """Times launches of the public op whose costs differ in one constant each."""
 
-    def __init__(self, device: mx.Device) -> None:
+    def __init__(self, device: mx.Device, size: Sizes | None = None) -> None:
         self._device = device
-        self._cpu = device == mx.cpu
-        self._size = _Sizes(16, 1024, 1, 7) if self._cpu else _Sizes(64, 4096, 20, 15)
+        self._size = size = size or (CPU_SIZES if device == mx.cpu else GPU_SIZES)
         self._target = default_target(device)
-        size = self._size
         shape = (size.batch * size.tokens // _PAGE + 2 * size.batch, _PAGE, _KV_HEADS, _DIM)
         with mx.stream(device):
             self._k, self._v = (mx.random.normal(shape).astype(mx.bfloat16) for _ in "kv")
