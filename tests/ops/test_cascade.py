@@ -297,6 +297,9 @@ def test_costs_decide():
     assert costs_of(*rows(4, 8), reread=0.25, tile=97.0) == CascadeDeclined("costs")
     # Arithmetic that sharing does not save: 16 rows at 1 / 16 of a token each.
     assert costs_of(*rows(4, 8), row=1 / 4) == CascadeDeclined("costs")
+    # 4 * 16 tokens are not shared.
+    assert isinstance(costs_of(*rows(4, 8), other=6.9), FusedCascade)
+    assert costs_of(*rows(4, 8), other=7.1) == CascadeDeclined("costs")
     # A launch is worth 384 tokens * 2 heads / 2 threads.
     assert isinstance(costs_of(*rows(4, 8), launch=383.0), FusedCascade)
     assert costs_of(*rows(4, 8), launch=385.0) == CascadeDeclined("costs")
