@@ -83,27 +83,32 @@ class StreamPool {
   size_t cached_bytes_ = 0;
 };
 
-/// Pools live as long as the process: arrays may outlive every static object.
-std::shared_ptr<StreamPool> pool_of(const mx::Stream& stream) {
+/// Pools live as long as the process: arrays may outlive every static object. Uploads have their
+/// own, since outputs that the host reads end in managed memory.
+std::shared_ptr<StreamPool> pool_of(const mx::Stream& stream, bool uploads) {
   static auto* mutex = new std::mutex;
   static auto* pools = new std::unordered_map<int, std::shared_ptr<StreamPool>>;
   std::lock_guard lock(*mutex);
-  auto& pool = (*pools)[stream.index];
+  auto& pool = (*pools)[2 * stream.index + (uploads ? 1 : 0)];
   if (pool == nullptr) pool = std::make_shared<StreamPool>();
   return pool;
 }
 
-}  // namespace
-
-mx::allocator::Data allocate(size_t bytes, const mx::Stream& stream) {
+mx::allocator::Data take(size_t bytes, const mx::Stream& stream, bool upload) {
   auto& encoder = mx::cu::get_command_encoder(stream);
   encoder.device().make_current();
-  std::shared_ptr<StreamPool> pool = pool_of(stream);
+  std::shared_ptr<StreamPool> pool = pool_of(stream, upload);
   CudaBuffer* buffer =
       pool->take(std::max<size_t>(bytes, 1), encoder.device().cuda_device(), encoder.stream());
   return mx::allocator::Data(mx::allocator::Buffer(buffer), [pool](mx::allocator::Buffer b) {
     pool->give(static_cast<CudaBuffer*>(b.ptr()));
   });
+}
+
+}  // namespace
+
+mx::allocator::Data allocate(size_t bytes, const mx::Stream& stream) {
+  return take(bytes, stream, false);
 }
 
 void allocate_output(mx::array& out, const mx::Stream& stream) {
@@ -114,6 +119,19 @@ mx::array workspace(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream) 
   mx::array a(std::move(shape), dtype, nullptr, {});
   a.set_data(allocate(a.nbytes(), stream));
   mx::cu::get_command_encoder(stream).add_temporary(a);
+  return a;
+}
+
+mx::array upload(const void* data, const mx::Shape& shape, mx::Dtype dtype,
+                 const mx::Stream& stream) {
+  size_t bytes = dtype.size();
+  for (int n : shape) bytes *= n;
+  mx::array a(take(bytes, stream, true), shape, dtype);
+  // From pageable memory: up to 64 KB the driver takes the data along and returns at once. MLX
+  // would put them into managed memory, whose pages move when a kernel first looks at them.
+  auto& encoder = mx::cu::get_command_encoder(stream);
+  MLXCEL_CUDA_CHECK(
+      cudaMemcpyAsync(device_ptr<void>(a), data, bytes, cudaMemcpyHostToDevice, encoder.stream()));
   return a;
 }
 

@@ -6,6 +6,9 @@ namespace mlxcel::cuda {
 
 // One function per entry of GpuBackend: allocates outputs, declares arrays, calls the launcher.
 
+mx::array upload(const void* data, const mx::Shape& shape, mx::Dtype dtype,
+                 const mx::Stream& stream);
+
 void add_rms_norm(const AddRmsNormParams& params, const Arrays& inputs, Arrays& outputs,
                   const mx::Stream& stream);
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .. import _ext
 from .arguments import argument_errors
+from .device import to_device
 from .page_table import Int32, PageTable, as_int32, check_indptr
 
 PlanTarget = _ext.PlanTarget
@@ -195,8 +196,8 @@ class AttentionPlan:
         if self._on_device is None:
             p = self._plan
             self._on_device = _ext.AttentionTiles(
-                mx.array(p.tiles),
-                mx.array(p.merge_indptr),
+                to_device(p.tiles),
+                to_device(p.merge_indptr),
                 None,
                 p.num_partials,
                 self._invariant,
