@@ -40,12 +40,16 @@ struct GpuBackend {
   mx::array (*upload)(const void* data, const mx::Shape& shape, mx::Dtype dtype,
                       const mx::Stream& stream) = nullptr;
 
+  /// Copies an evaluated, row-contiguous array to the host without moving it there; null: the host
+  /// may as well read the array.
+  void (*download)(const mx::array& a, void* data) = nullptr;
+
   /// x, residual, weight -> normed, new_residual
   Launcher<AddRmsNormParams> add_rms_norm = nullptr;
 
   /// q [num_q, Hq, D], k_pages, v_pages, kv_indptr [B+1], kv_indices, kv_last_page_len [B], tiles
   /// [num_tiles, 8], merge_indptr [num_q+1], then those present of qo_indptr [B+1],
-  /// first_page_offset [B], sinks [Hq] f32
+  /// first_page_offset [B], sinks [Hq] f32, token_order
   /// -> out [num_q, Hq, D] of the dtype, lse [num_q, Hq] f32 log2
   Launcher<PagedAttentionParams> paged_attention = nullptr;
 

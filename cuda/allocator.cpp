@@ -1,4 +1,5 @@
 #include <bit>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -133,6 +134,25 @@ mx::array upload(const void* data, const mx::Shape& shape, mx::Dtype dtype,
   MLXCEL_CUDA_CHECK(
       cudaMemcpyAsync(device_ptr<void>(a), data, bytes, cudaMemcpyHostToDevice, encoder.stream()));
   return a;
+}
+
+void download(const mx::array& a, void* data) {
+  const auto* buffer = static_cast<const CudaBuffer*>(a.buffer().ptr());
+  if (buffer->device < 0) {
+    std::memcpy(data, device_ptr<void>(a), a.nbytes());
+    return;
+  }
+  MLXCEL_CUDA_CHECK(cudaSetDevice(buffer->device));
+  // A stream of its own: the array is there, and work that was submitted after it is not waited
+  // for.
+  thread_local cudaStream_t stream = [] {
+    cudaStream_t made;
+    MLXCEL_CUDA_CHECK(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+    return made;
+  }();
+  MLXCEL_CUDA_CHECK(
+      cudaMemcpyAsync(data, device_ptr<void>(a), a.nbytes(), cudaMemcpyDeviceToHost, stream));
+  MLXCEL_CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
 mx::array stream_counters(int count, const mx::Stream& stream) {

@@ -20,6 +20,13 @@ void allocate_output(mx::array& out, const mx::Stream& stream);
 /// An uninitialised array that lives until the work encoded so far has finished.
 mx::array workspace(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream);
 
+/// A copy of host data, in device memory.
+mx::array upload(const void* data, const mx::Shape& shape, mx::Dtype dtype,
+                 const mx::Stream& stream);
+
+/// Copies an evaluated array to the host, and leaves it where it is.
+void download(const mx::array& a, void* data);
+
 /// A zeroed int32 counter array of at least `count` elements that belongs to the stream. Kernels
 /// must leave it zeroed, and callers declare it as an output, so that launches that share it run
 /// one after the other.

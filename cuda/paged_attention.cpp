@@ -1,4 +1,5 @@
 #include "attention.h"
+#include "common/attention_inputs.h"
 #include "glue.h"
 #include "launchers.h"
 
@@ -7,19 +8,8 @@ namespace mlxcel::cuda {
 AttentionArrays attention_arrays(const PagedAttentionParams& params,
                                  std::span<const mx::array> inputs) {
   AttentionArrays a{};
-  a.q = device_ptr<void>(inputs[0]);
-  a.k_pages = device_ptr<void>(inputs[1]);
-  a.v_pages = device_ptr<void>(inputs[2]);
-  a.kv_indptr = device_ptr<int32_t>(inputs[3]);
-  a.kv_indices = device_ptr<int32_t>(inputs[4]);
-  a.kv_last_page_len = device_ptr<int32_t>(inputs[5]);
-  a.tiles = device_ptr<AttentionTile>(inputs[6]);
-  a.merge_indptr = device_ptr<int32_t>(inputs[7]);
-  size_t next = 8;
-  if (params.has_qo_indptr) a.qo_indptr = device_ptr<int32_t>(inputs[next++]);
-  if (params.has_first_page_offset) a.first_page_offset = device_ptr<int32_t>(inputs[next++]);
-  if (params.has_sinks) a.sinks = device_ptr<float>(inputs[next++]);
-  if (params.has_token_order) a.token_order = device_ptr<int32_t>(inputs[next++]);
+  static_cast<AttentionInputs&>(a) = attention_inputs(
+      params, inputs, []<class T>(const mx::array& x) { return device_ptr<T>(x); });
   a.num_indices = static_cast<int32_t>(inputs[4].size());
   return a;
 }

@@ -1,6 +1,8 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+
 #include <nanobind/stl/vector.h>
+#include <memory>
 
 #include <cstring>
 
@@ -36,12 +38,38 @@ mx::array to_device(const nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>& ho
   throw std::invalid_argument("[to_device] host must be int32, uint32 or float32.");
 }
 
+/// A list of what the array holds.
+nb::object to_list(mx::array& a) {
+  {
+    nb::gil_scoped_release release;
+    a.eval();
+  }
+  const GpuBackend* backend = gpu_backend();
+  const bool copies = backend != nullptr && backend->download != nullptr &&
+                      a.flags().row_contiguous && a.ndim() == 1 && a.size() > 0 &&
+                      (a.dtype() == mx::int32 || a.dtype() == mx::bool_);
+  if (!copies) return nb::cast(a).attr("tolist")();
+  nb::list out;
+  const auto fill = [&](auto zero) {
+    const auto values = std::make_unique<decltype(zero)[]>(a.size());
+    backend->download(a, values.get());
+    for (size_t i = 0; i < a.size(); ++i) out.append(nb::cast(values[i]));
+  };
+  if (a.dtype() == mx::int32)
+    fill(int32_t{});
+  else
+    fill(bool{});
+  return out;
+}
+
 }  // namespace
 
 void bind_runtime(nb::module_& m) {
   m.def("load_gpu_backend", &load_gpu_backend, "path"_a, "Load a GPU backend library.");
   m.def("to_device", &to_device, "host"_a,
         "mx.array of int32, uint32 or float32 data; in device memory where the GPU backend asks.");
+  m.def("to_list", &to_list, "array"_a,
+        "array.tolist(); a GPU backend copies the ids and flags of a step instead of moving them.");
   m.def("set_gpu_backend_missing", &set_gpu_backend_missing, "reason"_a,
         "Record why there is no GPU backend.");
   m.def(
@@ -62,8 +90,8 @@ void bind_runtime(nb::module_& m) {
       "arrays"_a, "See mlxcel_ext.ops.memory; the arrays are evaluated ones of the CPU.");
   m.def(
       "zeros_in_huge_pages",
-      [](mx::Shape shape, mx::Dtype dtype) {
-        mx::array a(std::move(shape), dtype, nullptr, {});
+      [](const std::vector<int>& shape, mx::Dtype dtype) {
+        mx::array a(mx::Shape(shape.begin(), shape.end()), dtype, nullptr, {});
         a.set_data(mx::allocator::malloc(a.nbytes()));
         prefer_huge_pages({a.data<void>(), a.nbytes()});
         std::memset(a.data<void>(), 0, a.nbytes());

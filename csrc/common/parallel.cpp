@@ -113,7 +113,7 @@ class Pool {
   void look(std::unique_lock<std::mutex>& lock, const Found& found) {
     if (found() || keep_awake == 0) return;
     lock.unlock();
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(15);
     while (!found() && keep_awake != 0 && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::yield();
     }

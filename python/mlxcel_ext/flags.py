@@ -174,6 +174,14 @@ SERVER = (
         "Reader of tool calls.",
         choices=("auto", "hermes", "llama3_json", "mistral", "none"),
     ),
+    Option(
+        "--scheduling-policy",
+        str,
+        "fcfs",
+        "Whether requests may say how urgent they are.",
+        ("--schedule-policy",),
+        choices=("fcfs", "priority"),
+    ),
     Option("--enable-auto-tool-choice", boolean, True, "Read tool calls that the model chose to make."),
     Option(
         "--default-chat-template-kwargs",

@@ -145,7 +145,7 @@ def test_natural_lse_between_partials_and_merge_is_wrong(stream, rng):
     want, _ = case.reference()
     right, _ = merge_states(v, lse, plan.merge_indptr, stream=stream)
     wrong, _ = merge_states(v, lse_to_natural(lse), plan.merge_indptr, stream=stream)
-    assert_close(right, want, ulps=16, scale=1.0)
+    assert_close(right, want, ulps=32, scale=1.0)  # scores of up to 20, rounded before they are exponents
     assert np.abs(to_numpy(wrong) - want).max() > 1e-2
 
 

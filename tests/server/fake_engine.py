@@ -110,6 +110,7 @@ class FakeEngine:
         self.step_seconds = step_seconds
         self.replies: dict[str, str] = {}
         self.seen: list[tuple[list[int], SamplingParams]] = []
+        self.placed: list[tuple[int, str | None]] = []  # priority and cache_salt
         self.cancelled: list[str] = []
         self.died = ""
         self.cascade = False  # its steps claim to have read shared prefixes once
@@ -169,6 +170,7 @@ class FakeEngine:
             if len(self._waiting) >= self.config.max_queue_depth:
                 raise QueueFullError(f"{len(self._waiting)} requests wait already")
             self.seen.append((prompt_token_ids, params))
+            self.placed.append((priority, cache_salt))
             self._waiting.append(request)
             self._lock.notify_all()
 

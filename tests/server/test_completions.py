@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from mlxcel_ext.server.openapi import document
+from mlxcel_ext.server.settings import ServerSettings
 
 from .fake_engine import FakeEngine, FakeTokenizer
 
@@ -227,3 +228,25 @@ async def test_more_prompts_than_the_queue_holds_wait_for_their_own(
     prompts = [f"prompt {index:02}" for index in range(40)]
     body = await complete(client, prompt=prompts, max_tokens=9)
     assert [choice["text"] for choice in body["choices"]] == prompts
+
+
+async def test_a_salt_reaches_the_engine_and_a_priority_is_refused(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    await complete(client, prompt="a", max_tokens=1, cache_salt="s", priority=0)
+    assert engine.placed == [(0, "s")]
+    response = await client.post("/v1/completions", json={"prompt": "a", "priority": -5})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "priority"
+
+
+class TestPriority:
+    @pytest.fixture
+    def settings(self) -> ServerSettings:
+        return ServerSettings(served_model_name=("fake",), scheduling_policy="priority")
+
+    async def test_a_priority_reaches_the_engine_where_the_policy_heeds_it(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        await complete(client, prompt="a", max_tokens=1, priority=-5)
+        assert engine.placed == [(-5, None)]

@@ -17,3 +17,12 @@ def to_device(host: npt.NDArray[Any]) -> mx.array:
     kernel first looks at them.
     """
     return _ext.to_device(host)
+
+
+def to_list(array: mx.array) -> list[Any]:
+    """``array.tolist()``, for small results that the host reads every step.
+
+    On CUDA they are copied: reading an array through MLX moves it to managed memory first.
+    """
+    values: list[Any] = _ext.to_list(array)
+    return values

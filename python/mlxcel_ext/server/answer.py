@@ -106,6 +106,10 @@ async def answer(request: Request, kind: type[Answer[R]], body_type: type[R]) ->
     state.check_model(body.model)
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options wants stream to be true", "stream_options", "invalid_value")
+    if body.priority and state.settings.scheduling_policy == "fcfs":
+        raise bad_request(
+            "priority wants a server with --scheduling-policy priority", "priority", "invalid_value"
+        )
     job = kind(state, body, request.scope[LOG_FIELDS])
     await job.prepare()
     if body.stream:
