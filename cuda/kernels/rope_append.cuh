@@ -1,6 +1,5 @@
 #pragma once
 
-#include "kernels/chain.cuh"
 #include "kernels/types.cuh"
 #include "params/rope_append.h"
 
@@ -101,8 +100,6 @@ __global__ void rope_append_kernel(const __grid_constant__ RopeAppendParams p,
                                    const float* __restrict__ inv_freq, T* __restrict__ q_rot,
                                    T* __restrict__ k_pages, T* __restrict__ v_pages) {
   extern __shared__ float2 cos_sin[];  // [rotary_dim / 2]
-  start_next();
-  await_previous();
   const int64_t token = blockIdx.x;
   const int slot = slots[token], position = positions[token];
   RopeItem<T, N> item(p, blockIdx.y * blockDim.x + threadIdx.x, rope_items(p, N));

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from .. import _ext
 from ..outcomes import CascadeDeclined, FusedCascade
 from .arguments import argument_errors
+from .device import to_device
 from .page_table import Int32, PageTable, as_int32, check_indptr
 
 PlanTarget = _ext.PlanTarget
@@ -231,9 +232,9 @@ class AttentionPlan:
         if self._on_device is None:
             p = self._plan
             self._on_device = _ext.AttentionTiles(
-                mx.array(p.tiles),
-                mx.array(p.merge_indptr),
-                mx.array(p.token_order) if p.num_members else None,
+                to_device(p.tiles),
+                to_device(p.merge_indptr),
+                to_device(p.token_order) if p.num_members else None,
                 p.num_partials,
                 self._invariant,
                 p.max_q_len,

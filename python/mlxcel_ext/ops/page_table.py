@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _ext
+from .device import to_device
 
 Int32 = npt.NDArray[np.int32]
 
@@ -350,7 +351,7 @@ class PageTable:
         self.validate(num_pages)
         made = self._slots_on_device
         if made is None or made[0] is not qo_indptr:
-            made = self._slots_on_device = (qo_indptr, mx.array(self.slots(qo_indptr)))
+            made = self._slots_on_device = (qo_indptr, to_device(self.slots(qo_indptr)))
         return made[1]
 
     def on_device(self, qo_indptr: Int32 | None = None) -> _ext.AttentionTable:
@@ -361,7 +362,7 @@ class PageTable:
                 self._array("kv_indptr", self._kv_indptr),
                 self._array("kv_indices", self._kv_indices),
                 self._array("kv_last_page_len", self._kv_last_page_len),
-                None if qo_indptr is None else mx.array(qo_indptr),
+                None if qo_indptr is None else to_device(qo_indptr),
                 None
                 if self._first_page_offset is None
                 else self._array("first_page_offset", self._first_page_offset),
@@ -372,7 +373,7 @@ class PageTable:
     def _array(self, name: str, host: Int32) -> mx.array:
         made = self._device.get(name)
         if made is None:
-            made = self._device[name] = mx.array(host)
+            made = self._device[name] = to_device(host)
         return made
 
 
