@@ -40,7 +40,6 @@ class FakeModel:
             windows=(-1,),
             max_position_embeddings=max_len,
             eos_token_ids=(EOS,),
-            windows=(),
         )
         self.on_call = on_call
         self._no_rotation = mx.zeros((0,))
