@@ -40,16 +40,13 @@ struct GpuBackend {
 
   /// q [num_q, Hq, D], k_pages, v_pages, kv_indptr [B+1], kv_indices, kv_last_page_len [B], tiles
   /// [num_tiles, 8], merge_indptr [num_q+1], then those present of qo_indptr [B+1],
-  /// first_page_offset [B], sinks [Hq] f32, token_order (shared_tiles alone)
+  /// first_page_offset [B], sinks [Hq] f32, token_order
   /// -> out [num_q, Hq, D] of the dtype, lse [num_q, Hq] f32 log2
   Launcher<PagedAttentionParams> paged_attention = nullptr;
 
   /// The same inputs -> v [num_partials, Hq, D] f32 normalised, lse [num_partials, Hq] f32 log2,
   /// not merged.
   Launcher<PagedAttentionParams> paged_attention_partial = nullptr;
-
-  /// Both read shared tiles; where not, a plan that has some is refused.
-  bool shared_tiles = false;
 
   /// v_in [N, H, D], lse_in [N, H], o_indptr [M+1] -> v [M, H, D], lse [M, H]
   Launcher<MergeStatesParams> merge_states = nullptr;

@@ -8,7 +8,6 @@ extern "C" __attribute__((visibility("default"))) const mlxcel::GpuBackend* mlxc
       .add_rms_norm = mlxcel::cuda::add_rms_norm,
       .paged_attention = mlxcel::cuda::paged_attention,
       .paged_attention_partial = mlxcel::cuda::paged_attention_partial,
-      .shared_tiles = true,
       .merge_states = mlxcel::cuda::merge_states,
       .rope_append = mlxcel::cuda::rope_append,
       .linear = mlxcel::cuda::linear,

@@ -8,7 +8,6 @@ const GpuBackend kMetalBackend{
     .add_rms_norm = &metal::add_rms_norm,
     .paged_attention = &metal::paged_attention,
     .paged_attention_partial = &metal::paged_attention_partial,
-    .shared_tiles = true,
     .merge_states = &metal::merge_states,
     .rope_append = &metal::rope_append,
     .sample = &metal::sample,

@@ -23,9 +23,6 @@ void bind_runtime(nb::module_& m) {
       "gpu_backend_name", [] { return std::string(gpu_backend() ? gpu_backend()->name : ""); },
       "Name of the GPU backend in use, or an empty string.");
   m.def(
-      "gpu_reads_shared_tiles", [] { return gpu_backend() && gpu_backend()->shared_tiles; },
-      "Whether the GPU backend in use takes cascade plans.");
-  m.def(
       "throw_no_gpu_backend", [](const std::string& op) { throw_no_gpu_backend(op.c_str()); },
       "op"_a, "Raise what evaluating an op raises on a GPU that lacks its kernel; for tests.");
   m.def("num_threads", &num_threads, "Threads of the CPU kernels.");
@@ -40,8 +37,8 @@ void bind_runtime(nb::module_& m) {
       "arrays"_a, "See mlxcel_ext.ops.memory; the arrays are evaluated ones of the CPU.");
   m.def(
       "zeros_in_huge_pages",
-      [](mx::Shape shape, mx::Dtype dtype) {
-        mx::array a(std::move(shape), dtype, nullptr, {});
+      [](const std::vector<int>& shape, mx::Dtype dtype) {
+        mx::array a(mx::Shape(shape.begin(), shape.end()), dtype, nullptr, {});
         a.set_data(mx::allocator::malloc(a.nbytes()));
         prefer_huge_pages({a.data<void>(), a.nbytes()});
         std::memset(a.data<void>(), 0, a.nbytes());

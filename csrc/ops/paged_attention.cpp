@@ -160,11 +160,6 @@ std::pair<mx::array, mx::array> paged_attention_partial(
 void PagedAttention::eval_gpu(const Arrays& inputs, Arrays& outputs) {
   check_pool_contiguous(op_, "k_pages", inputs[1]);
   check_pool_contiguous(op_, "v_pages", inputs[2]);
-  if (params_.has_token_order != 0 && gpu_backend() != nullptr && !gpu_backend()->shared_tiles) {
-    fail(op_,
-         "plan must have no shared tiles on this GPU: its kernels cannot read them, use "
-         "plan_attention.");
-  }
   const auto entry = partial_ ? &GpuBackend::paged_attention_partial : &GpuBackend::paged_attention;
   gpu_launcher(op_, entry)(params_, inputs, outputs, stream());
 }

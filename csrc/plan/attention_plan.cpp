@@ -41,7 +41,8 @@ float count_tiles(const std::vector<Load>& loads, float chunk) {
 
 /// The cost at which a tile is cut. Tries to fill 1, 2, ... rounds of the machine: more rounds
 /// balance better, and pay more overhead.
-float choose_chunk(const std::vector<Load>& loads, const PlanTarget& target, int32_t num_kv_heads) {
+float choose_chunk(const std::vector<Load>& loads, const PlanTarget& target, int32_t slots_in_all,
+                   int32_t num_kv_heads) {
   float longest = 0, total = 0, uncut = 0;
   for (const Load& load : loads) {
     longest = std::max(longest, load.cost);
@@ -50,7 +51,7 @@ float choose_chunk(const std::vector<Load>& loads, const PlanTarget& target, int
   }
   const float least = static_cast<float>(target.min_chunk_tokens);
   if (longest <= least) return least;
-  const float slots = static_cast<float>(target.slots) / static_cast<float>(num_kv_heads);
+  const float slots = static_cast<float>(slots_in_all) / static_cast<float>(num_kv_heads);
   const float overhead = static_cast<float>(target.tile_overhead);
   float best = 0, best_time = std::numeric_limits<float>::infinity();
   float high = longest;  // count_tiles(high) fits, and so it does in more rounds
@@ -294,7 +295,9 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& 
   std::vector<int32_t> held(problem.batch);  // pages in shared tiles
   std::vector<Load> loads;
   loads.reserve(problem.batch + levels.spans.size());
+  int32_t most_tokens = 0;  // of a tile
   const auto add_load = [&](int64_t tokens, int32_t q_len) {
+    most_tokens = std::max(most_tokens, std::min(q_len, tile_tokens));
     loads.push_back(
         {static_cast<float>(tokens) * weight(problem, target, std::min(q_len, tile_tokens)),
          (q_len + tile_tokens - 1) / tile_tokens});
@@ -322,7 +325,10 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& 
   if (problem.batch_invariant) {
     chunk = static_cast<float>(target.invariant_chunk_tokens);
   } else if (!loads.empty()) {
-    chunk = choose_chunk(loads, target, problem.num_kv_heads);
+    const bool large =
+        target.large_slots > 0 && most_tokens * problem.group_size > target.small_rows;
+    chunk = choose_chunk(loads, target, large ? target.large_slots : target.slots,
+                         problem.num_kv_heads);
   }
   Builder builder(problem, target, levels, chunk, tile_tokens);
   size_t tiles = 0;

@@ -16,6 +16,8 @@ struct PlanTarget {
   int32_t tile_overhead;           // fixed cost of a tile and of merging its result
   int32_t max_waves;               // split until this many rounds of `slots` are full
   int32_t invariant_chunk_tokens;  // longest chunk where batch_invariant is asked for
+  int32_t small_rows = 0;          // a launch with a tile of more query rows has another kernel, of
+  int32_t large_slots = 0;         // which this many run at once; 0: `slots`, whatever the tiles
 };
 
 /// Page counts, not token counts: a plan stays valid while the page counts do.

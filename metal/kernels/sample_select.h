@@ -117,8 +117,8 @@ METAL_FUNC ulong threadgroup_total(ulong mine, threadgroup RowShared& shared, Ro
   return simd_total(at.lane < at.num_simdgroups ? shared.sums[at.lane] : 0);
 }
 
+// At most once in a kernel: nothing keeps a second call from the slots that the first reads.
 METAL_FUNC RowSummary row_summary(RowSummary mine, threadgroup RowShared& shared, RowThread at) {
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the last summaries have been read
   return threadgroup_summary(mine, shared.summaries, at.simdgroup, at.lane, at.num_simdgroups);
 }
 
@@ -227,10 +227,10 @@ METAL_FUNC Cut select(Tokens tokens, Cut within, TokenWeight weight, ulong targe
 }
 
 // Raises the cut to a value that at least k tokens reach, and few more where the large ones are
-// spread over the row: the k-th largest of the threads' largest tokens. k <= at.count.
+// spread over the row: the k-th largest of the threads' largest tokens. k <= at.count. Takes the
+// list's place.
 METAL_FUNC Cut near_top(float thread_max, int k, Cut within, threadgroup RowShared& shared,
                         RowThread at) {
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the list has been read
   shared.values[at.index] = thread_max;
   shared.indices[at.index] = at.index;
   const Cut all = {-INFINITY, kLastIndex};
@@ -243,7 +243,6 @@ METAL_FUNC Cut near_top(float thread_max, int k, Cut within, threadgroup RowShar
 // of them.
 template <typename Tokens>
 METAL_FUNC int list_tokens(Tokens tokens, Cut cut, threadgroup RowShared& shared, RowThread at) {
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the list has been read
   if (at.index == 0) atomic_store_explicit(&shared.num_listed, 0u, memory_order_relaxed);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int i = at.index; i < tokens.size; i += at.count) {

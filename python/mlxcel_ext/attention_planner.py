@@ -17,7 +17,6 @@ from .ops import (
     plan_attention,
     plan_cascade,
 )
-from .ops.cascade import reads_shared_tiles
 from .outcomes import CascadeDeclined, CascadeFailed, FusedCascade, Outcomes
 
 if TYPE_CHECKING:
@@ -106,6 +105,4 @@ def _reason_to_decline(attention_path: str, *, mixed_windows: bool) -> CascadeDe
         return CascadeDeclined("switched_off")
     if attention_path != "fused_v2":
         return CascadeDeclined("path")
-    if not reads_shared_tiles():
-        return CascadeDeclined("no_kernel")
     return CascadeDeclined("windows") if mixed_windows else None

@@ -49,13 +49,12 @@ class CascadeDeclined:
 
     nothing_shared  no two requests begin with the same pages
     costs           flat attention is estimated to be as fast
-    no_kernel       the GPU's kernels do not read shared tiles
     windows         the model's layers see windows of several sizes
     path            attention is gathered (MLXCEL_PAGED_ATTENTION_V2 is off)
     switched_off    MLXCEL_CASCADE_ATTENTION is off
     """
 
-    reason: Literal["nothing_shared", "costs", "no_kernel", "windows", "path", "switched_off"]
+    reason: Literal["nothing_shared", "costs", "windows", "path", "switched_off"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,9 +246,10 @@ class SampleProblem:
         (1.0, 1400, 1.0, 0.0),
         *[(1.0, 2, 0.99, 0.0)] * 4,
         *[(1.0, 0, 0.5, 0.3)] * 4,
+        *[(1.0, 0, 0.4, 0.0)] * 3,
     )
 
-    def __init__(self, vocab: int = 1500):
+    def __init__(self, vocab: int = 1502):
         rng = np.random.default_rng(7)
         self.logits = np.round(rng.standard_normal((len(self.rows), vocab)) * 4).astype(np.float32) / 4
         self.logits[0, [40, 41, 900]] = 9.0
@@ -327,7 +328,7 @@ def run_sample_chain(source: str, seed: int = 1) -> None:
     draft = rng.dirichlet(np.ones(vocab), (batch, n)).astype(np.float32)
     target = rng.dirichlet(np.ones(vocab), (batch, n + 1)).astype(np.float32)
     ids = rng.integers(0, vocab, (batch, n)).astype(np.int32)
-    target[0, :n] = draft[0]  # all are accepted
+    target[0, :n], target[5, :n] = draft[0], draft[5]  # all are accepted
     target[1, :33], target[2, :n] = draft[1, :33], 0.5 * target[2, :n] + 0.5 * draft[2]
     ids[1, 33] = vocab  # in the second run of 32 positions
     target[3, 0], draft[3, 0] = 0.0, 0.0
@@ -450,7 +451,7 @@ def run_sample_renorm(source: str, seed: int = 1) -> None:
     x[1, ::3], x[1, 7], x[1, 8] = 0.0, np.nan, -1.0
     x[2] = 0.5
     x[3] = 0.0
-    x[4, 100:] = 0.0
+    x[4] = np.where(np.arange(vocab) < 96, rng.random(vocab), 0.0)  # a token for each thread
     top_k, top_p, min_p = [5, 700, 1299, 3, 50], [0.3, 0.9, 0.5, 0.5, 1.0], [0.1, 0.0, 1.0, 0.5, 0.3]
     renorms = [
         reference_sampling.top_k_renorm,

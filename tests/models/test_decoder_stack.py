@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxcel_ext import num_threads, set_num_threads
 from mlxcel_ext.models import Model, load
 from mlxcel_ext.models.decoder_stack import DecoderStack
 from tests.support import tiny_model
@@ -51,21 +48,6 @@ def test_the_stack_has_the_bits_of_the_single_ops(folder, dtype, monkeypatch):
     got = run(stacked)
     assert len(calls) == 14
     assert mx.array_equal(got, want)
-
-
-def test_threads_do_not_change_a_bit(folder):
-    model = load(folder, progress=False).model
-    before = num_threads()
-    outs = []
-    try:
-        for threads in (1, 2, 3):
-            set_num_threads(threads)
-            outs.append(run(model))
-            mx.eval(outs[-1])
-    finally:
-        set_num_threads(before)
-    for a, b in itertools.pairwise(outs):
-        assert mx.array_equal(a, b)
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,6 @@ class FakeModel:
             num_kv_heads=1,
             head_dim=_HEAD_DIM,
             vocab_size=VOCAB,
-            windows=(-1,),
             max_position_embeddings=max_len,
             eos_token_ids=(EOS,),
         )

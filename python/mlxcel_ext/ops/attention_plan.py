@@ -43,6 +43,8 @@ def cuda_target(num_sms: int) -> _ext.PlanTarget:
         tile_overhead=128,
         max_waves=16,
         invariant_chunk_tokens=2048,
+        small_rows=32,  # more take the ragged kernels, two blocks a multiprocessor
+        large_slots=2 * num_sms,
     )
 
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from .. import _ext, env, tuning
 from ..outcomes import CascadeDeclined, FusedCascade
+from .arguments import argument_errors
 from .attention import paged_attention
 from .attention_plan import AttentionPlan, check_problem, check_qo_indptr, default_target, on_cpu
 from .page_table import Int32, PageTable
@@ -24,11 +25,6 @@ def default_costs(stream: mx.Stream | mx.Device | None = None) -> _ext.CascadeCo
 @functools.cache
 def _costs(cpu: bool) -> _ext.CascadeCosts:
     return _ext.CascadeCosts(**tuning.load("cascade", cpu))
-
-
-def reads_shared_tiles(stream: mx.Stream | mx.Device | None = None) -> bool:
-    """Whether the kernels of the device of ``stream`` take plans that share."""
-    return on_cpu(stream) or bool(_ext.gpu_reads_shared_tiles())
 
 
 def _floors() -> _ext.CascadeFloors:
@@ -88,6 +84,7 @@ def _arrays_of(table: PageTable, qo_indptr: Int32 | None) -> tuple[Int32, Int32,
     return table.kv_indptr, table.kv_indices, table.first_page_offset, qo_indptr
 
 
+@argument_errors("detect_shared_prefix")
 def detect_shared_prefix(
     table: PageTable,
     qo_indptr: npt.ArrayLike | None = None,
@@ -130,6 +127,7 @@ def detect_shared_prefix(
     return SharedPrefixTree(table, indptr, causal)
 
 
+@argument_errors("plan_cascade")
 def plan_cascade(
     table: PageTable,
     qo_indptr: npt.ArrayLike | None = None,
@@ -214,6 +212,7 @@ def plan_cascade(
     )
 
 
+@argument_errors("cascade_attention")
 def cascade_attention(
     q: mx.array,
     k_pages: mx.array,

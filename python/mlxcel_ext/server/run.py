@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import threading
@@ -120,6 +121,9 @@ class ServerProcess:
         def work() -> None:
             try:
                 loaded = self._load()
+                # Model and modules stay: looking through them takes 20 to 40 ms of the engine's time at each full collection.
+                gc.collect()
+                gc.freeze()
             except BaseException as error:
                 failure = error
                 tell(lambda: result.set_exception(failure))
