@@ -87,6 +87,7 @@ class StepBatcher:
         positions = ends - 1
         if int(counts.max()) > 1:
             qo_indptr = np.concatenate([np.zeros(1, np.int32), ends_in_batch])
+            qo_indptr.flags.writeable = False  # so that it is recognised without a comparison
             positions = np.arange(qo_indptr[-1], dtype=np.int32) + np.repeat(ends - ends_in_batch, counts)
         logit_rows, scored = _logit_rows(rows, (ends_in_batch - 1).tolist())
         return StepBatch(to_device(positions), table, qo_indptr, logit_rows, scored)

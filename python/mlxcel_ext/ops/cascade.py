@@ -12,7 +12,7 @@ from ..outcomes import CascadeDeclined, FusedCascade
 from .arguments import argument_errors
 from .attention import paged_attention
 from .attention_plan import AttentionPlan, check_problem, check_qo_indptr, default_target, on_cpu
-from .page_table import Int32, PageTable
+from .page_table import Int32, PageTable, unchanging
 
 CascadeCosts = _ext.CascadeCosts
 CascadeFloors = _ext.CascadeFloors
@@ -81,7 +81,7 @@ class SharedPrefixTree:
 
 
 def _arrays_of(table: PageTable, qo_indptr: Int32 | None) -> tuple[Int32, Int32, Int32 | None, Int32 | None]:
-    return table.kv_indptr, table.kv_indices, table.first_page_offset, qo_indptr
+    return table.kv_indptr, table.kv_indices, table.first_page_offset, unchanging(qo_indptr)
 
 
 @argument_errors("detect_shared_prefix")
