@@ -11,6 +11,7 @@ kernel, event. An empty kernel reads 3.4 us this way on an H200.
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import math
 import sys
@@ -21,7 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mlxcel_ext import PageTable, plan_attention
+from mlxcel_ext import PageTable, plan_attention, plan_cascade
+from mlxcel_ext.ops import CascadeCosts
 from mlxcel_ext.ops.attention_plan import cuda_target
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -49,6 +51,7 @@ AttentionArrays = struct(
     ptr="q k v kv_indptr kv_indices last tiles merge qo_indptr offset sinks token_order out lse partial_v partial_lse counters",
     i32="num_indices evict_first",
 )
+MergeParams = struct("MergeParams", i32="num_in num_out num_heads head_dim dtype")
 NormParams = struct("NormParams", i64="rows", i32="hidden dtype", f32="eps bias")
 RopeParams = struct(
     "RopeParams",
@@ -90,7 +93,10 @@ class Kernels:
 
 
 class Attention:
-    """One launch over pools of exactly the pages in use, dealt in random order."""
+    """One launch over pools of exactly the pages in use, dealt in random order.
+
+    `shared`: tokens at the front that all requests share; `plan` makes the plan of a table.
+    """
 
     def __init__(
         self,
@@ -99,14 +105,20 @@ class Attention:
         kv_len: list[int],
         page: int = PAGE,
         qo_len: list[int] | None = None,
+        shared: int = 0,
+        plan: Callable[..., Any] = plan_attention,
     ) -> None:
         hq, hkv = heads
         counts = [-(-n // page) for n in kv_len]
         indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        ids = np.random.default_rng(0).permutation(int(indptr[-1])).astype(np.int32)
+        common = shared // page
+        num_pages = int(indptr[-1]) - common * (len(kv_len) - 1) if common else int(indptr[-1])
+        dealt = np.random.default_rng(0).permutation(num_pages).astype(np.int32)
+        own = np.split(dealt[common:], np.cumsum([c - common for c in counts])[:-1])
+        ids = np.concatenate([np.concatenate([dealt[:common], pages]) for pages in own])
         last = np.array([n - (c - 1) * page for n, c in zip(kv_len, counts, strict=True)], np.int32)
         qo_indptr = None if qo_len is None else np.concatenate([[0], np.cumsum(qo_len)]).astype(np.int32)
-        plan = plan_attention(
+        plan = plan(
             PageTable(indptr, ids, last, page),
             qo_indptr,
             num_qo_heads=hq,
@@ -118,8 +130,7 @@ class Attention:
         self.ids, self.indptr = ids, indptr
         self.q = torch.randn(num_q, hq, DIM, device="cuda").bfloat16()
         self.k, self.v = (
-            torch.randn(int(indptr[-1]), page, hkv, DIM, device="cuda", dtype=torch.bfloat16)
-            for _ in range(2)
+            torch.randn(num_pages, page, hkv, DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2)
         )
         self.out, self.lse = torch.full_like(self.q, math.nan), torch.empty(num_q, hq, device="cuda")
         self.num_tiles = len(plan.tiles)
@@ -132,25 +143,31 @@ class Attention:
             torch.empty(rows, hq, device="cuda"),
             torch.zeros(num_q * hkv, dtype=torch.int32, device="cuda"),
         ]
-        device_qo = None if qo_indptr is None else torch.from_numpy(qo_indptr).cuda()
-        self.held.append(device_qo)
+        order = plan._plan.token_order
+        for a in (qo_indptr, order if len(order) else None):
+            self.held.append(None if a is None else torch.from_numpy(np.ascontiguousarray(a)).cuda())
+        self.kv_bytes = 4 * hkv * DIM * (sum(kv_len) - shared * (len(kv_len) - 1))
         self.params = AttentionParams(
             *(num_q, len(kv_len), hq, hkv, DIM, page, page * hkv * DIM, hkv * DIM, DIM),
             *(self.num_tiles, plan.num_partials, 0, plan._plan.max_q_len, plan._plan.max_chunks, -1, 1),
-            *(DIM**-0.5 * math.log2(math.e), 0.0, DTYPES[torch.bfloat16], int(qo_len is not None), 0, 0, 0),
+            *(
+                DIM**-0.5 * math.log2(math.e),
+                0.0,
+                DTYPES[torch.bfloat16],
+                int(qo_len is not None),
+                0,
+                0,
+                int(len(order) > 0),
+            ),
         )
         at = [0 if t is None else t.data_ptr() for t in self.held]
         self.arrays = AttentionArrays(
-            *(self.q.data_ptr(), self.k.data_ptr(), self.v.data_ptr(), *at[:5], at[8], 0, 0, 0),
+            *(self.q.data_ptr(), self.k.data_ptr(), self.v.data_ptr(), *at[:5], at[8], 0, 0, at[9]),
             *(self.out.data_ptr(), self.lse.data_ptr(), *at[5:8], len(ids), 0),
         )
 
     def __call__(self) -> None:
         self.kernels("paged_attention", self.params, self.arrays)
-
-    @property
-    def kv_bytes(self) -> int:
-        return 4 * sum(self.kv_len) * self.heads[1] * DIM
 
     def error(self) -> float:
         """Relative error of up to four requests against float64."""
@@ -217,6 +234,49 @@ def skewed(kernels: Kernels) -> Iterator[dict[str, Any]]:
     for kind, length in lengths.items():
         kv_len = [int(n) for n in length]
         yield Attention(kernels, (32, 8), kv_len).record("skewed", kind=kind, batch=64, longest=max(kv_len))
+
+
+def cascade(kernels: Kernels) -> Iterator[dict[str, Any]]:
+    """A prefix that all requests share, with it stacked in shared tiles and flat."""
+    peers = {
+        (2048, 8): (24.7, 30.3),
+        (2048, 64): (90.2, 62.0),
+        (8192, 8): (48.2, 42.3),
+        (8192, 64): (258.8, 78.2),
+    }
+    always = CascadeCosts(reread=1.0, row=0.0, tile=0.0, merge=0.0, launch=0.0)
+    for prefix, batch in (*peers, (32768, 256)):
+        for name, plan in (
+            ("flat", plan_attention),
+            ("cascade", functools.partial(plan_cascade, costs=always)),
+        ):
+            launch = Attention(kernels, (32, 8), [prefix + 256] * batch, shared=prefix, plan=plan)
+            row = launch.record("cascade", plan=name, prefix=prefix, batch=batch)
+            if (prefix, batch) in peers:
+                row["flashinfer_us"] = peers[prefix, batch][name == "cascade"]
+            yield row
+
+
+def merge_states(kernels: Kernels) -> Iterator[dict[str, Any]]:
+    for tokens, states in ((64, 8), (64, 64), (512, 8), (2048, 2)):
+        v = torch.randn(tokens * states, 32, DIM, device="cuda")
+        lse = torch.randn(tokens * states, 32, device="cuda")
+        indptr = torch.arange(0, tokens * states + 1, states, device="cuda", dtype=torch.int32)
+        out, out_lse = v.new_empty(tokens, 32, DIM), lse.new_empty(tokens, 32)
+        params = MergeParams(tokens * states, tokens, 32, DIM, DTYPES[v.dtype])
+        args = (params, v, lse, indptr, out, out_lse)
+        kernels("merge_states", *args)
+        weights = lse.double().mul(math.log(2)).reshape(tokens, states, 32).softmax(1)
+        want = (weights[..., None] * v.double().reshape(tokens, states, 32, DIM)).sum(1)
+        times = kernels.time(lambda args=args: kernels("merge_states", *args))
+        yield {
+            "op": "merge_states",
+            "tokens": tokens,
+            "states": states,
+            **times,
+            "gbps": round(4 * (v.numel() + out.numel()) / times["us"] / 1e3),
+            "error": round(float((out.double() - want).norm() / want.norm()), 9),
+        }
 
 
 def verify(kernels: Kernels) -> Iterator[dict[str, Any]]:
@@ -318,7 +378,7 @@ def empty(kernels: Kernels) -> Iterator[dict[str, Any]]:
     yield {"op": "empty kernel", **kernels.time(lambda: kernels("empty"))}
 
 
-SECTIONS = (empty, add_rms_norm, rope_append, decode, skewed, verify, prefill)
+SECTIONS = (empty, add_rms_norm, rope_append, merge_states, decode, skewed, verify, cascade, prefill)
 
 
 def main() -> None:

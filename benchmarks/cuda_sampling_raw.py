@@ -1,6 +1,6 @@
 """The CUDA sampling kernels alone, cold L2, CUDA events: python benchmarks/cuda_sampling_raw.py LIBRARY OUT.jsonl.
 
-LIBRARY is cuda/raw/sample_api.cu linked with cuda/{sample,sample_chain,launch}.cu. Needs PyTorch for memory and events.
+LIBRARY is cuda/raw/sample_api.cu linked with cuda/{sample*,launch}.cu. Needs PyTorch for memory and events.
 Ids are compared with the float64 reference before anything is timed.
 """
 
@@ -42,6 +42,8 @@ CASES = {
     "top_k": (TOP_K, {"top_k": 50}),
     "top_k_top_p": (TOP_K, {"top_k": 50, "top_p": 0.9}),
 }
+#: kind (csrc/params/sample_renorm.h) and value
+RENORMS = {"top_k_renorm": (0, 50), "top_p_renorm": (1, 0.9), "top_k_mask": (3, 50)}
 
 
 class Sample:
@@ -80,7 +82,66 @@ class Sample:
             assert token == want.id or want.margin < 1e-5, f"{row}: {token}, {want}"
 
 
-def cold(op: Sample, evict: torch.Tensor, iterations: int = 15) -> dict[str, float]:
+class Renorm:
+    """One launch of mlxcel_raw_renorm."""
+
+    def __init__(self, library: ctypes.CDLL, logits: torch.Tensor, name: str) -> None:
+        kind, value = RENORMS[name]
+        batch, vocab = logits.shape
+        self.library, self.name = library, name
+        self.x = logits if kind == 3 else torch.softmax(logits, -1)
+        dtype = torch.float32 if kind == 1 else torch.int32
+        self.values = torch.full((batch,), value, dtype=dtype, device="cuda")
+        self.out = torch.full_like(logits, float("nan"))
+        self.params = (ctypes.c_int32 * 4)(batch, vocab, 0, kind)
+
+    def __call__(self) -> None:
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (self.x, self.values, self.out)]
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        if self.library.mlxcel_raw_renorm(self.params, *pointers, stream) != 0:
+            raise RuntimeError(self.library.mlxcel_raw_error().decode())
+
+    def check(self) -> None:
+        self()
+        value = self.values[0].item()
+        for x, got in zip(self.x.cpu().numpy(), self.out.cpu().numpy(), strict=True):
+            want = getattr(reference, self.name)(x, value)
+            out = -np.inf if self.name == "top_k_mask" else 0.0
+            assert np.count_nonzero((got > out) != (want > out)) <= (self.name == "top_p_renorm")
+            kept = (want > out) & (got > out)
+            np.testing.assert_allclose(got[kept], want[kept], rtol=1e-4)
+
+
+class Logprobs:
+    """One launch of mlxcel_raw_logprobs with 5 top tokens."""
+
+    TOP = 5
+
+    def __init__(self, library: ctypes.CDLL, logits: torch.Tensor) -> None:
+        batch, vocab = logits.shape
+        self.library, self.logits = library, logits
+        self.ids = torch.zeros(batch, dtype=torch.int32, device="cuda")
+        shapes = ((batch,), torch.float32), ((batch,), torch.int32), ((batch, self.TOP), torch.int32)
+        self.outs = [
+            torch.empty(shape, dtype=dtype, device="cuda")
+            for shape, dtype in (*shapes, ((batch, self.TOP), torch.float32))
+        ]
+        self.params = (ctypes.c_int32 * 4)(batch, vocab, self.TOP, 0)
+
+    def __call__(self) -> None:
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (self.logits, self.ids, *self.outs)]
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        if self.library.mlxcel_raw_logprobs(self.params, *pointers, stream) != 0:
+            raise RuntimeError(self.library.mlxcel_raw_error().decode())
+
+    def check(self) -> None:
+        self()
+        want, ids = torch.log_softmax(self.logits.double(), -1).topk(self.TOP)
+        assert torch.equal(self.outs[2].long(), ids)
+        assert torch.allclose(self.outs[3].double(), want, atol=1e-4)
+
+
+def cold(op: Sample | Renorm | Logprobs, evict: torch.Tensor, iterations: int = 15) -> dict[str, float]:
     """Microseconds: median, p10, p90. A spin kernel hides the enqueueing."""
     spans = []
     for i in range(iterations + 3):
@@ -106,10 +167,15 @@ def main(library_path: str, out: str) -> None:
             for vocab in (32000, 128256, 151936):
                 for batch in (1, 8, 64, 256):
                     logits = torch.randn(batch, vocab, device="cuda", generator=generator) * sigma
-                    for name, (work, params) in CASES.items():
+                    ops: dict[str, Sample | Renorm | Logprobs] = {
+                        name: Sample(library, logits, work, params) for name, (work, params) in CASES.items()
+                    }
+                    ops |= {name: Renorm(library, logits, name) for name in RENORMS}
+                    ops["logprobs"] = Logprobs(library, logits)
+                    for name, op in ops.items():
                         if batch <= 8:
-                            Sample(library, logits, work, params).check()
-                        times = cold(Sample(library, logits, work, params), evict)
+                            op.check()
+                        times = cold(op, evict)
                         row = {"sigma": sigma, "vocab": vocab, "batch": batch, "case": name} | times
                         file.write(json.dumps(row) + "\n")
                         print(row)

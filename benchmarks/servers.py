@@ -51,6 +51,8 @@ def running(*command: str, path: str = "/health", limit: float = 300.0) -> Itera
                 raise SystemExit(f"{command} did not answer within {limit:g} s")
             time.sleep(0.1)
         yield server
+        if process.poll() is not None:
+            raise SystemExit(f"{command} ended amid the benchmark with status {process.returncode}")
     finally:
         process.send_signal(signal.SIGTERM)
         try:

@@ -40,7 +40,7 @@ struct GpuBackend {
 
   /// q [num_q, Hq, D], k_pages, v_pages, kv_indptr [B+1], kv_indices, kv_last_page_len [B], tiles
   /// [num_tiles, 8], merge_indptr [num_q+1], then those present of qo_indptr [B+1],
-  /// first_page_offset [B], sinks [Hq] f32
+  /// first_page_offset [B], sinks [Hq] f32, token_order
   /// -> out [num_q, Hq, D] of the dtype, lse [num_q, Hq] f32 log2
   Launcher<PagedAttentionParams> paged_attention = nullptr;
 

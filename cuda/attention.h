@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "attention_arrays.h"
@@ -11,8 +12,9 @@ namespace mlxcel::cuda {
 AttentionArrays attention_arrays(const PagedAttentionParams& params,
                                  std::span<const mx::array> inputs);
 
-/// Makes the workspaces that the plan needs, and launches.
-void encode_attention(const PagedAttentionParams& params, AttentionArrays arrays,
-                      EncoderLaunch& launch, const mx::Stream& stream);
+/// Gives the arrays the workspaces that the plan needs; returns the counters among them, which the
+/// launch must declare as written.
+std::optional<mx::array> add_workspaces(const PagedAttentionParams& params, AttentionArrays& arrays,
+                                        const mx::Stream& stream);
 
 }  // namespace mlxcel::cuda

@@ -1,25 +1,11 @@
 #pragma once
 
-#include <cstdint>
-
-#include "params/paged_attention.h"
+#include "params/attention_inputs.h"
 
 namespace mlxcel::cuda {
 
-/// Device pointers of one attention launch; csrc/backend.h has the shapes. Absent inputs are null.
-struct AttentionArrays {
-  const void* q;
-  const void* k_pages;
-  const void* v_pages;
-  const int32_t* kv_indptr;
-  const int32_t* kv_indices;
-  const int32_t* kv_last_page_len;
-  const AttentionTile* tiles;
-  const int32_t* merge_indptr;
-  const int32_t* qo_indptr;
-  const int32_t* first_page_offset;
-  const float* sinks;
-  const int32_t* token_order;
+/// Device pointers of one attention launch.
+struct AttentionArrays : AttentionInputs {
   void* out;            // null where only partial states are wanted
   float* lse;           // null where not wanted
   float* partial_v;     // [num_partials, Hq, D] f32

@@ -7,7 +7,7 @@
 namespace mlxcel::cuda {
 namespace {
 
-/// One call: encodes the kernels of all layers, each behind the one before it.
+/// One call: the kernels of all layers, each behind the one before it.
 class Run {
  public:
   Run(const DecoderStackParams& params, const Arrays& inputs, Arrays& outputs,
@@ -17,7 +17,7 @@ class Run {
         inputs_(inputs),
         outputs_(outputs),
         stream_(stream),
-        launch_(stream),
+        chain_(stream),
         tokens_(params.attention.num_q),
         qkv_row_((weights_.shape.num_qo_heads + 2 * weights_.shape.num_kv_heads) *
                  weights_.shape.head_dim),
@@ -31,21 +31,18 @@ class Run {
         attended_(buffer(q_row_)),
         activated_(buffer(weights_.intermediate)) {
     for (size_t i = 1; i < outputs.size(); ++i) outputs[i].copy_shared_buffer(inputs[2 + i]);
+    allocate_output(outputs[0], stream);
     attention_ = attention_arrays(params.attention, std::span(inputs).subspan(2 + outputs.size()));
     attention_.q = device_ptr<void>(q_);
     attention_.out = device_ptr<void>(attended_);
+    counters_ = add_workspaces(params.attention, attention_, stream);
   }
 
   void operator()() {
     const auto& layers = weights_.layers;
-    // The first kernel comes behind whoever made the inputs, the last one before whoever reads the
-    // outputs. Between them one buffer that all write keeps the order.
-    launch_.declare(inputs_, outputs_, stream_);
-    launch_.writes(normed_);
+    chain_.start_early(true);
     norm(inputs_[0], nullptr, layers[0].input_norm, normed_);
     for (size_t i = 0; i < layers.size(); ++i) {
-      launch_.forget();
-      launch_.writes(normed_);
       const DecoderLayer& layer = layers[i];
       const bool last = i + 1 == layers.size();
       attend(layer, i);
@@ -53,12 +50,12 @@ class Run {
       norm(branch_, &residual_, layer.post_norm, normed_);
       multiply(layer.gate_up, normed_, activated_, weights_.intermediate, true);
       multiply(layer.down, activated_, branch_, weights_.hidden);
-      if (last) {
-        for (const mx::array& a : outputs_) launch_.writes(a);
-      }
       norm(branch_, &residual_, last ? weights_.final_norm : layers[i + 1].input_norm,
            last ? outputs_[0] : normed_);
     }
+    Arrays written = outputs_;
+    if (counters_) written.push_back(*counters_);
+    chain_.commit(inputs_, written);
   }
 
  private:
@@ -77,12 +74,14 @@ class Run {
                        {q, k, v, qkv_row_, qkv_row_, device_ptr<int32_t>(inputs_[1]),
                         device_ptr<int32_t>(inputs_[2]), device_ptr<float>(weights_.inv_freq),
                         device_ptr<void>(q_), device_ptr<void>(k_pages), device_ptr<void>(v_pages)},
-                       launch_);
+                       chain_);
     PagedAttentionParams attention = params_.attention;
     attention.window_left = layer.window_left;
     attention_.k_pages = device_ptr<void>(k_pages);
     attention_.v_pages = device_ptr<void>(v_pages);
-    encode_attention(attention, attention_, launch_, stream_);
+    chain_.start_early(false);  // these kernels do not await
+    launch_paged_attention(attention, attention_, chain_);
+    chain_.start_early(true);
   }
 
   void multiply(const std::vector<StackLinear>& parts, const mx::array& x, const mx::array& out,
@@ -101,7 +100,7 @@ class Run {
       }
       if (part.bias) arrays.bias = device_ptr<void>(*part.bias);
       arrays.out = to;
-      launch_linear(params, arrays, gated, launch_);
+      launch_linear(params, arrays, gated, chain_);
       to += params.n * out.itemsize();
     }
   }
@@ -113,7 +112,7 @@ class Run {
                                   weights_.shape.norm_eps, 0.0f};
     launch_add_rms_norm(
         params, device_ptr<void>(x), residual == nullptr ? nullptr : device_ptr<void>(*residual),
-        device_ptr<void>(weight), device_ptr<void>(normed), device_ptr<void>(sum_), launch_);
+        device_ptr<void>(weight), device_ptr<void>(normed), device_ptr<void>(sum_), chain_);
     std::swap(residual_, sum_);
   }
 
@@ -122,10 +121,11 @@ class Run {
   const Arrays& inputs_;
   Arrays& outputs_;
   const mx::Stream& stream_;
-  EncoderLaunch launch_;
+  ChainLaunch chain_;
   int tokens_, qkv_row_, q_row_;
   mx::array normed_, branch_, residual_, sum_, qkv_, q_, attended_, activated_;
   AttentionArrays attention_{};
+  std::optional<mx::array> counters_;
 };
 
 }  // namespace

@@ -1,14 +1,83 @@
 #include "encoder.h"
 
-#include <string>
 #include <unordered_map>
 
 namespace mlxcel::cuda {
+namespace {
 
-EncoderLaunch::EncoderLaunch(const mx::Stream& stream)
-    : encoder_(mx::cu::get_command_encoder(stream)) {
-  encoder_.device().make_current();
+/// The kernel's __cluster_dims__ (1 too is a cluster), or 0.
+int cluster_size(const void* kernel) {
+  thread_local std::unordered_map<const void*, int> sizes;
+  auto [it, is_new] = sizes.try_emplace(kernel);
+  if (is_new) {
+    cudaFuncAttributes attributes;
+    MLXCEL_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+    it->second = attributes.requiredClusterWidth;
+  }
+  return it->second;
 }
+
+/// Of a kernel's node in the key of a child graph: MLX updates an instantiated graph to one with
+/// the same key, and CUDA leaves a node its cluster size in an update. A kernel without clusters
+/// that comes to such a node is dropped where its grid does not divide, without an error.
+std::string node_key(const void* kernel) {
+  const int cluster = cluster_size(kernel);
+  return cluster == 0 ? "K" : "K" + std::to_string(cluster);
+}
+
+cudaGraphNode_t add_kernel(cudaGraph_t graph, const void* kernel, dim3 grid, dim3 block,
+                           size_t shared_bytes, void** params) {
+  allow_shared_bytes(kernel, shared_bytes);
+  cudaKernelNodeParams node_params{};
+  node_params.func = const_cast<void*>(kernel);
+  node_params.gridDim = grid;
+  node_params.blockDim = block;
+  node_params.sharedMemBytes = static_cast<unsigned>(shared_bytes);
+  node_params.kernelParams = params;
+  cudaGraphNode_t node;
+  MLXCEL_CUDA_CHECK(cudaGraphAddKernelNode(&node, graph, nullptr, 0, &node_params));
+  return node;
+}
+
+mx::cu::CommandEncoder& encoder_of(const mx::Stream& stream) {
+  mx::cu::CommandEncoder& encoder = mx::cu::get_command_encoder(stream);
+  encoder.device().make_current();
+  return encoder;
+}
+
+}  // namespace
+
+ChainLaunch::ChainLaunch(const mx::Stream& stream) : encoder_(encoder_of(stream)) {
+  MLXCEL_CUDA_CHECK(cudaGraphCreate(&graph_, 0));
+}
+
+ChainLaunch::~ChainLaunch() {
+  cudaGraphDestroy(graph_);
+}
+
+void ChainLaunch::submit(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                         void** params) {
+  const cudaGraphNode_t node = add_kernel(graph_, kernel, grid, block, shared_bytes, params);
+  if (last_ != nullptr) {
+    cudaGraphEdgeData edge{};
+    if (early_) {
+      edge.from_port = cudaGraphKernelNodePortProgrammatic;
+      edge.type = cudaGraphDependencyTypeProgrammatic;
+    }
+    MLXCEL_CUDA_CHECK(cudaGraphAddDependencies(graph_, &last_, &node, &edge, 1));
+    key_ += early_ ? 'p' : 'f';
+  }
+  key_ += node_key(kernel);
+  last_ = node;
+}
+
+void ChainLaunch::commit(const Arrays& inputs, const Arrays& outputs) {
+  for (const mx::array& a : inputs) encoder_.set_input_array(a);
+  for (const mx::array& a : outputs) encoder_.set_output_array(a);
+  encoder_.add_graph_node(graph_, key_ + ")", true);
+}
+
+EncoderLaunch::EncoderLaunch(const mx::Stream& stream) : encoder_(encoder_of(stream)) {}
 
 void EncoderLaunch::declare(const Arrays& inputs, Arrays& outputs, const mx::Stream& stream) {
   for (const mx::array& a : inputs) reads(a);
@@ -20,49 +89,24 @@ void EncoderLaunch::declare(const Arrays& inputs, Arrays& outputs, const mx::Str
 
 void EncoderLaunch::submit(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
                            void** params) {
-  struct Function {
-    CUfunction handle = nullptr;
-    int cluster = 0;  // its __cluster_dims__ (1 too is a cluster), or 0
-  };
-  thread_local std::unordered_map<const void*, Function> functions;
-  Function& function = functions[kernel];
-  if (function.handle == nullptr) {
-    cudaFuncAttributes attributes;
-    MLXCEL_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
-    function.cluster = attributes.requiredClusterWidth;
-    // libmlx has a CUDA runtime of its own, which does not know our kernels' symbols. A CUfunction
-    // is known to both.
-    MLXCEL_CUDA_CHECK(cudaGetFuncBySymbol(&function.handle, kernel));
-  }
-  allow_shared_bytes(kernel, shared_bytes);
   for (const mx::array& a : reads_) encoder_.set_input_array(a);
   for (const mx::array& a : writes_) encoder_.set_output_array(a);
-  if (function.cluster > 0) {
-    submit_cluster(kernel, function.cluster, grid, block, shared_bytes, params);
-  } else {
-    encoder_.add_kernel_node_raw(function.handle, grid, block, {},
-                                 static_cast<uint32_t>(shared_bytes), params);
+  if (cluster_size(kernel) > 0) {
+    cudaGraph_t child;
+    MLXCEL_CUDA_CHECK(cudaGraphCreate(&child, 0));
+    add_kernel(child, kernel, grid, block, shared_bytes, params);
+    encoder_.add_graph_node(child, "(" + node_key(kernel) + ")", true);
+    MLXCEL_CUDA_CHECK(cudaGraphDestroy(child));
+    return;
   }
-}
-
-void EncoderLaunch::submit_cluster(const void* kernel, int cluster, dim3 grid, dim3 block,
-                                   size_t shared_bytes, void** params) {
-  // MLX updates an instantiated graph to one with the same key, and CUDA leaves a node its cluster
-  // size in an update: a kernel without clusters that comes to such a node is dropped where its
-  // grid does not divide, without an error. MLX's key of a kernel node says nothing of clusters.
-  // That of a child graph is ours, so these nodes meet only their like.
-  cudaGraph_t child;
-  MLXCEL_CUDA_CHECK(cudaGraphCreate(&child, 0));
-  cudaKernelNodeParams node_params{};
-  node_params.func = const_cast<void*>(kernel);
-  node_params.gridDim = grid;
-  node_params.blockDim = block;
-  node_params.sharedMemBytes = static_cast<unsigned>(shared_bytes);
-  node_params.kernelParams = params;
-  cudaGraphNode_t node;
-  MLXCEL_CUDA_CHECK(cudaGraphAddKernelNode(&node, child, nullptr, 0, &node_params));
-  encoder_.add_graph_node(child, "(K" + std::to_string(cluster) + ")", true);
-  MLXCEL_CUDA_CHECK(cudaGraphDestroy(child));
+  // libmlx has a CUDA runtime of its own, which does not know our kernels' symbols. A CUfunction is
+  // known to both.
+  thread_local std::unordered_map<const void*, CUfunction> functions;
+  CUfunction& function = functions[kernel];
+  if (function == nullptr) MLXCEL_CUDA_CHECK(cudaGetFuncBySymbol(&function, kernel));
+  allow_shared_bytes(kernel, shared_bytes);
+  encoder_.add_kernel_node_raw(function, grid, block, {}, static_cast<uint32_t>(shared_bytes),
+                               params);
 }
 
 }  // namespace mlxcel::cuda

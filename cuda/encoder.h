@@ -2,6 +2,8 @@
 
 #include <cuda.h>
 
+#include <string>
+
 #include "backend.h"
 #include "launch.h"
 #include "mlx/backend/cuda/device.h"
@@ -31,6 +33,31 @@ T* device_ptr(const mx::array& a) {
   return reinterpret_cast<T*>(static_cast<char*>(buffer->data) + a.offset());
 }
 
+/// Kernels that run one after the other, as one node of the graph that MLX is building. Some start
+/// early: while the kernel in front of them still runs, up to await_previous() (kernels/chain.cuh).
+class ChainLaunch final : public Launch {
+ public:
+  explicit ChainLaunch(const mx::Stream& stream);
+  ~ChainLaunch() override;
+
+  /// Whether the kernels launched from here on start early: those that await_previous().
+  void start_early(bool early) { early_ = early; }
+
+  /// Adds the chain to MLX's graph, behind those who wrote the inputs.
+  void commit(const Arrays& inputs, const Arrays& outputs);
+
+ protected:
+  void submit(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+              void** params) override;
+
+ private:
+  mx::cu::CommandEncoder& encoder_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphNode_t last_ = nullptr;
+  bool early_ = false;
+  std::string key_ = "(";
+};
+
 /// The graph that MLX is building for a stream. MLX orders the kernels of a graph by the arrays
 /// that each is declared to read and write, and by nothing else.
 class EncoderLaunch final : public Launch {
@@ -41,12 +68,6 @@ class EncoderLaunch final : public Launch {
   void reads(const mx::array& a) { reads_.push_back(a); }
   void writes(const mx::array& a) { writes_.push_back(a); }
 
-  /// Forgets them: what is launched from here on is ordered by what is declared next alone.
-  void forget() {
-    reads_.clear();
-    writes_.clear();
-  }
-
   /// Declares all inputs and outputs, allocating outputs that have no buffer.
   void declare(const Arrays& inputs, Arrays& outputs, const mx::Stream& stream);
 
@@ -55,9 +76,6 @@ class EncoderLaunch final : public Launch {
               void** params) override;
 
  private:
-  void submit_cluster(const void* kernel, int cluster, dim3 grid, dim3 block, size_t shared_bytes,
-                      void** params);
-
   mx::cu::CommandEncoder& encoder_;
   Arrays reads_;
   Arrays writes_;

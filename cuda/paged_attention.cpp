@@ -1,4 +1,5 @@
 #include "attention.h"
+#include "common/attention_inputs.h"
 #include "glue.h"
 #include "launchers.h"
 
@@ -7,37 +8,23 @@ namespace mlxcel::cuda {
 AttentionArrays attention_arrays(const PagedAttentionParams& params,
                                  std::span<const mx::array> inputs) {
   AttentionArrays a{};
-  a.q = device_ptr<void>(inputs[0]);
-  a.k_pages = device_ptr<void>(inputs[1]);
-  a.v_pages = device_ptr<void>(inputs[2]);
-  a.kv_indptr = device_ptr<int32_t>(inputs[3]);
-  a.kv_indices = device_ptr<int32_t>(inputs[4]);
-  a.kv_last_page_len = device_ptr<int32_t>(inputs[5]);
-  a.tiles = device_ptr<AttentionTile>(inputs[6]);
-  a.merge_indptr = device_ptr<int32_t>(inputs[7]);
-  size_t next = 8;
-  if (params.has_qo_indptr) a.qo_indptr = device_ptr<int32_t>(inputs[next++]);
-  if (params.has_first_page_offset) a.first_page_offset = device_ptr<int32_t>(inputs[next++]);
-  if (params.has_sinks) a.sinks = device_ptr<float>(inputs[next++]);
-  if (params.has_token_order) a.token_order = device_ptr<int32_t>(inputs[next++]);
+  static_cast<AttentionInputs&>(a) = attention_inputs(
+      params, inputs, []<class T>(const mx::array& x) { return device_ptr<T>(x); });
   a.num_indices = static_cast<int32_t>(inputs[4].size());
   return a;
 }
 
-void encode_attention(const PagedAttentionParams& params, AttentionArrays a, EncoderLaunch& launch,
-                      const mx::Stream& stream) {
-  if (params.num_partials > 0) {
-    const mx::array v =
-        workspace({params.num_partials, params.num_qo_heads, params.head_dim}, mx::float32, stream);
-    const mx::array lse =
-        workspace({params.num_partials, params.num_qo_heads}, mx::float32, stream);
-    const mx::array counters = stream_counters(params.num_q * params.num_kv_heads, stream);
-    launch.writes(counters);
-    a.partial_v = device_ptr<float>(v);
-    a.partial_lse = device_ptr<float>(lse);
-    a.counters = device_ptr<int32_t>(counters);
-  }
-  launch_paged_attention(params, a, launch);
+std::optional<mx::array> add_workspaces(const PagedAttentionParams& params, AttentionArrays& a,
+                                        const mx::Stream& stream) {
+  if (params.num_partials == 0) return std::nullopt;
+  const mx::array v =
+      workspace({params.num_partials, params.num_qo_heads, params.head_dim}, mx::float32, stream);
+  const mx::array lse = workspace({params.num_partials, params.num_qo_heads}, mx::float32, stream);
+  const mx::array counters = stream_counters(params.num_q * params.num_kv_heads, stream);
+  a.partial_v = device_ptr<float>(v);
+  a.partial_lse = device_ptr<float>(lse);
+  a.counters = device_ptr<int32_t>(counters);
+  return counters;
 }
 
 void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, Arrays& outputs,
@@ -47,7 +34,8 @@ void paged_attention(const PagedAttentionParams& params, const Arrays& inputs, A
   launch.declare(inputs, outputs, stream);
   a.out = device_ptr<void>(outputs[0]);
   a.lse = device_ptr<float>(outputs[1]);
-  encode_attention(params, a, launch, stream);
+  if (const auto counters = add_workspaces(params, a, stream)) launch.writes(*counters);
+  launch_paged_attention(params, a, launch);
 }
 
 void paged_attention_partial(const PagedAttentionParams& params, const Arrays& inputs,

@@ -101,6 +101,13 @@ bool tracing() {
   return on;
 }
 
+/// Whether the last block of a query token merges its states, or a second kernel merges those of
+/// all tokens: a block takes longer for many rows than a launch that all multiprocessors share.
+bool merges_in_launch(const PagedAttentionParams& p, const AttentionConfig& config) {
+  return (config.kernel == AttentionKernel::decode || config.kernel == AttentionKernel::simple) &&
+         query_rows(p) <= kMergeRows;
+}
+
 void trace(const PagedAttentionParams& p, const AttentionConfig& config) {
   std::ostringstream line;
   line << "[mlxcel] paged_attention heads " << p.num_qo_heads << "/" << p.num_kv_heads
@@ -152,20 +159,32 @@ void launch_paged_attention(const PagedAttentionParams& params, const AttentionA
                            params.num_kv_heads * params.head_dim * 4;
   arrays.evict_first =
       params.has_token_order || kv_bytes <= int64_t{6} * device_info().l2_bytes ? 1 : 0;
+  const bool merged = params.num_partials > 0 && arrays.out != nullptr;
+  if (!merges_in_launch(params, config)) arrays.counters = nullptr;
   if (config.kernel == AttentionKernel::simple) {
     dispatch(params.dtype, [&](auto type) {
       launch(paged_simple_kernel<typename decltype(type)::type>,
              dim3(static_cast<unsigned>(params.num_tiles) * params.num_kv_heads),
              kSimpleWarps * kWarp, 0, params, arrays);
     });
-    return;
+  } else {
+    with_head_dim(params.head_dim, [&]<int D>() {
+      if (params.dtype == FloatType::f16)
+        launch_attention<f16, D>(config, params, arrays, launch);
+      else
+        launch_attention<bf16, D>(config, params, arrays, launch);
+    });
   }
-  with_head_dim(params.head_dim, [&]<int D>() {
-    if (params.dtype == FloatType::f16)
-      launch_attention<f16, D>(config, params, arrays, launch);
-    else
-      launch_attention<bf16, D>(config, params, arrays, launch);
-  });
+  if (merged && arrays.counters == nullptr) {
+    constexpr int kThreads = 128;
+    const int64_t pieces =
+        static_cast<int64_t>(params.num_q) * params.num_qo_heads * (params.head_dim / kMergePiece);
+    dispatch(params.dtype, [&](auto type) {
+      launch(paged_merge_kernel<typename decltype(type)::type>,
+             dim3(static_cast<unsigned>((pieces + kThreads - 1) / kThreads)), kThreads, 0, params,
+             arrays);
+    });
+  }
 }
 
 }  // namespace mlxcel::cuda

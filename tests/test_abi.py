@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -54,6 +56,17 @@ def test_wrong_mlx_version_is_one_clear_import_error():
 def test_missing_mlx_is_one_clear_import_error():
     out = run("import sys; sys.modules['mlx.core'] = None; import mlxcel_ext")
     assert "ImportError: mlxcel_ext needs MLX 0.32.4" in out.stderr
+
+
+@pytest.mark.parametrize("damage", ["missing", "of another build"])
+def test_a_binary_that_does_not_load_is_one_clear_import_error(damage, tmp_path):
+    package = pathlib.Path(mlxcel_ext.__file__).parent
+    shutil.copytree(package, tmp_path / "mlxcel_ext", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    if damage != "missing":
+        (tmp_path / "mlxcel_ext" / pathlib.Path(_ext.__file__).name).write_bytes(b"no library")
+    out = run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mlxcel_ext")
+    assert "ImportError: mlxcel_ext 0.1.0 has no binary module that this Python" in out.stderr
+    assert "pip install --force-reinstall" in out.stderr
 
 
 def test_malformed_switch_is_an_error_at_start():

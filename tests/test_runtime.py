@@ -67,8 +67,9 @@ def test_every_instruction_set_gives_the_same_answers(isa):
         import pytest, sys, mlxcel_ext
         from mlxcel_ext import _ext
         assert not (_ext.cpu_features()["avx2"] and ISA == "baseline")
-        sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "tests/ops/test_add_rms_norm.py", "tests/ops/test_rope_append.py",
-                              "-k", "matches_reference or batches"]))
+        files = [f"tests/ops/test_{name}.py" for name in ("add_rms_norm", "rope_append", "linear")]
+        chosen = "(matches_reference or batches or packed_equals) and not bfloat16"
+        sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *files, "-k", chosen]))
     """
     code = f"ISA = {isa!r}\n" + textwrap.dedent(code)
     out = subprocess.run(

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
@@ -91,7 +92,7 @@ class Pool {
       }
       job_ = &job;
       wanted_ = helpers;
-      ++generation_;
+      generation_.store(generation_ + 1);
     }
     wake_.notify_all();
     inside_parallel = true;
@@ -99,24 +100,43 @@ class Pool {
     inside_parallel = false;
     std::unique_lock lock(mutex_);
     job_ = nullptr;  // workers that have not woken yet never see this job
-    done_.wait(lock, [this] { return active_ == 0; });
+    const auto idle = [this] { return active_ == 0; };
+    look(lock, idle);
+    done_.wait(lock, idle);
   }
 
+  std::atomic<int> keep_awake{0};
+
  private:
+  /// Without the lock, until `found` or for as long as KeepAwake allows.
+  template <class Found>
+  void look(std::unique_lock<std::mutex>& lock, const Found& found) {
+    if (found() || keep_awake == 0) return;
+    lock.unlock();
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(15);
+    while (!found() && keep_awake != 0 && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::yield();
+    }
+    lock.lock();
+  }
+
   void loop(int index) {
     inside_parallel = true;
     unsigned long seen = 0;
     std::unique_lock lock(mutex_);
     for (;;) {
-      wake_.wait(lock, [&] { return generation_ != seen; });
+      const auto called = [&] { return generation_ != seen; };
+      look(lock, called);
+      wake_.wait(lock, called);
       seen = generation_;
       Job* job = job_;
       if (job == nullptr || index >= wanted_) continue;
-      ++active_;
+      active_.store(active_ + 1);
       lock.unlock();
       job->work();
       lock.lock();
-      if (--active_ == 0) done_.notify_one();
+      active_.store(active_ - 1);
+      if (active_ == 0) done_.notify_one();
     }
   }
 
@@ -127,11 +147,19 @@ class Pool {
   std::vector<std::thread> workers_;
   Job* job_ = nullptr;
   int wanted_ = 0;
-  int active_ = 0;
-  unsigned long generation_ = 0;
+  std::atomic<int> active_{0};  // written under the lock, as is generation_
+  std::atomic<unsigned long> generation_{0};
 };
 
 }  // namespace
+
+KeepAwake::KeepAwake() {
+  ++Pool::instance().keep_awake;
+}
+
+KeepAwake::~KeepAwake() {
+  --Pool::instance().keep_awake;
+}
 
 int num_threads() {
   return Pool::instance().threads();

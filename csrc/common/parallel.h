@@ -10,6 +10,19 @@ namespace mlxcel {
 int num_threads();
 void set_num_threads(int n);
 
+/// While one exists, threads that wait for work or for each other look for it up to 15 us before
+/// they block, and let other threads of the machine go first meanwhile (yield). For a chain of
+/// short parallel_for, as the layers of a small model are: waking a thread takes as long as one of
+/// them. Two threads through 150 jobs of 40 us, with 13 busy threads on the two cores: 24 ms
+/// instead of 28, and 8.1 ms of CPU time instead of 8.8.
+class KeepAwake {
+ public:
+  KeepAwake();
+  ~KeepAwake();
+  KeepAwake(const KeepAwake&) = delete;
+  KeepAwake& operator=(const KeepAwake&) = delete;
+};
+
 namespace detail {
 using Body = void (*)(void* context, size_t begin, size_t end);
 void parallel_for(size_t n, size_t grain, Body body, void* context);

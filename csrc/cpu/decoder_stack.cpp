@@ -63,6 +63,7 @@ void RunDecoderStack::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   params.norm = {params_.attention.num_q, w.hidden, params_.attention.dtype, w.shape.norm_eps,
                  0.0f};
   params.intermediate = w.intermediate;
+  params.has_logit_rows = params_.has_logit_rows ? 1 : 0;
   params.num_logit_rows = outputs[0].shape(0);
   // The weights keep the buffers alive, should the model go before the step does.
   encoder.dispatch(

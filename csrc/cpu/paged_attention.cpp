@@ -3,13 +3,14 @@
 #include "common/pool.h"
 #include "cpu/attention_arrays.h"
 #include "cpu/eval.h"
+#include "cpu/kernels/paged_attention.h"
 
 namespace mlxcel {
 
 void PagedAttention::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   check_pool_contiguous(op_, "k_pages", inputs[1]);
   check_pool_contiguous(op_, "v_pages", inputs[2]);
-  const cpu::AttentionInputs in = attention_arrays(params_, inputs);
+  const AttentionInputs in = attention_arrays(params_, inputs);
   auto& encoder = cpu_encode(stream(), inputs, outputs);
   if (partial_) {
     encoder.dispatch(

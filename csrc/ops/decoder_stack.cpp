@@ -57,12 +57,7 @@ void check_layer(DecoderLayer& layer, const DecoderStack::Weights& w, mx::Dtype 
   }
 }
 
-/// Row-contiguous and evaluated: kernels read the buffers without a graph.
-void settle(Arrays arrays) {
-  mx::eval(std::move(arrays));
-}
-
-void settle(DecoderLayer& layer) {
+Arrays arrays_of(const DecoderLayer& layer) {
   Arrays arrays{layer.input_norm, layer.post_norm};
   if (layer.q_norm) arrays.insert(arrays.end(), {*layer.q_norm, *layer.k_norm});
   for (const auto* parts : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
@@ -71,7 +66,7 @@ void settle(DecoderLayer& layer) {
       if (part.bias) arrays.push_back(*part.bias);
     }
   }
-  settle(std::move(arrays));
+  return arrays;
 }
 
 RopeAppendParams rope_params(const PagedAttentionParams& attention, const DecoderStack::Weights& w,
@@ -108,11 +103,13 @@ DecoderStack::DecoderStack(std::vector<DecoderLayer> layers, const mx::array& fi
     fail(kOp, "inv_freq must have at most head_dim / 2 = ", shape.head_dim / 2, " elements, got ",
          inv_freq.shape(0), ".");
   }
+  Arrays all{final_norm, inv_freq};
   for (DecoderLayer& layer : w.layers) {
     check_layer(layer, w, final_norm.dtype());
-    settle(layer);
+    const Arrays arrays = arrays_of(layer);
+    all.insert(all.end(), arrays.begin(), arrays.end());
   }
-  settle({final_norm, inv_freq});
+  mx::eval(all);  // kernels read the buffers without a graph
   weights_ = std::make_shared<const Weights>(std::move(w));
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -40,7 +41,8 @@ float count_tiles(const std::vector<Load>& loads, float chunk) {
 
 /// The cost at which a tile is cut. Tries to fill 1, 2, ... rounds of the machine: more rounds
 /// balance better, and pay more overhead.
-float choose_chunk(const std::vector<Load>& loads, const PlanTarget& target, int32_t num_kv_heads) {
+float choose_chunk(const std::vector<Load>& loads, const PlanTarget& target, int32_t slots_in_all,
+                   int32_t num_kv_heads) {
   float longest = 0, total = 0, uncut = 0;
   for (const Load& load : loads) {
     longest = std::max(longest, load.cost);
@@ -49,7 +51,7 @@ float choose_chunk(const std::vector<Load>& loads, const PlanTarget& target, int
   }
   const float least = static_cast<float>(target.min_chunk_tokens);
   if (longest <= least) return least;
-  const float slots = static_cast<float>(target.slots) / static_cast<float>(num_kv_heads);
+  const float slots = static_cast<float>(slots_in_all) / static_cast<float>(num_kv_heads);
   const float overhead = static_cast<float>(target.tile_overhead);
   float best = 0, best_time = std::numeric_limits<float>::infinity();
   float high = longest;  // count_tiles(high) fits, and so it does in more rounds
@@ -93,31 +95,17 @@ std::vector<AttentionTile> longest_first(const std::vector<AttentionTile>& tiles
   return sorted;
 }
 
-/// Emits the tiles of the requests in turn.
+/// Emits the tiles of the shared spans, then those of the requests, in turn.
 class Builder {
  public:
-  Builder(const AttentionProblem& problem, const PlanTarget& target, float chunk)
-      : p_(problem), target_(target), chunk_(chunk) {}
-
-  void add_request(int32_t request, int32_t tile_tokens) {
-    const int32_t q_begin = p_.qo_indptr == nullptr ? request : p_.qo_indptr[request];
-    const int32_t q_len = query_tokens(p_, request);
-    for (int32_t i = 0; i < q_len; i += tile_tokens) {
-      const int32_t n = std::min(tile_tokens, q_len - i);
-      AttentionTile tile{};
-      tile.request = request;
-      tile.q_begin = q_begin + i;
-      tile.q_len = n;
-      span(tile, q_len, i);
-      cut(tile);
-    }
-  }
-
-  AttentionPlan finish() {
-    plan_.merge_indptr.push_back(plan_.num_partials);
-    if (!costs_.empty()) plan_.tiles = longest_first(plan_.tiles, costs_);
-    return std::move(plan_);
-  }
+  Builder(const AttentionProblem& problem, const PlanTarget& target, const CascadeLevels& levels,
+          float chunk, int32_t tile_tokens)
+      : p_(problem),
+        target_(target),
+        levels_(levels),
+        chunk_(chunk),
+        tile_tokens_(tile_tokens),
+        shared_(problem.batch) {}
 
   void reserve(size_t tiles, size_t num_q) {
     plan_.tiles.reserve(tiles);
@@ -125,7 +113,67 @@ class Builder {
     plan_.merge_indptr.reserve(num_q + 1);
   }
 
+  /// Adds the chunks of a shared span: its tiles are cut alike, so that every token of a tile has
+  /// the same number of chunks before it.
+  void add_shared(const SharedSpan& span) {
+    const int32_t begin = levels_.token_indptr[span.first];
+    const int32_t count = levels_.token_indptr[span.last] - begin;
+    const float w = weight(p_, target_, std::min(count, tile_tokens_));
+    const Chunks chunks = cut(span.page_begin, span.page_end, w);
+    const Shared before = shared_[levels_.requests[span.first]];
+    for (int32_t i = 0; i < count; i += tile_tokens_) {
+      AttentionTile tile{};
+      tile.request = levels_.requests[span.first];
+      tile.q_begin = begin + i;
+      tile.q_len = std::min(tile_tokens_, count - i);
+      tile.shared = 1;
+      tile.group = -1;
+      add_tiles(tile, chunks, before.chunks, weight(p_, target_, tile.q_len));
+    }
+    for (int32_t i = span.first; i < span.last; ++i) {
+      Shared& s = shared_[levels_.requests[i]];
+      if (s.levels == 0) {
+        s.page_begin = span.page_begin;
+        ++plan_.num_members;
+      }
+      s.page_end = span.page_end;
+      s.chunks += chunks.count;
+      plan_.num_levels = std::max(plan_.num_levels, ++s.levels);
+    }
+    plan_.shared_pages += span.page_end - span.page_begin;
+    plan_.shared_chunks += chunks.count;
+  }
+
+  void add_request(int32_t request) {
+    const int32_t q_begin = p_.qo_indptr == nullptr ? request : p_.qo_indptr[request];
+    const int32_t q_len = query_tokens(p_, request);
+    for (int32_t i = 0; i < q_len; i += tile_tokens_) {
+      AttentionTile tile{};
+      tile.request = request;
+      tile.q_begin = q_begin + i;
+      tile.q_len = std::min(tile_tokens_, q_len - i);
+      add_private(tile, q_len, i);
+    }
+  }
+
+  AttentionPlan finish() {
+    plan_.merge_indptr.push_back(plan_.num_partials);
+    plan_.token_order = levels_.token_order;
+    if (!costs_.empty()) plan_.tiles = longest_first(plan_.tiles, costs_);
+    return std::move(plan_);
+  }
+
  private:
+  /// What shared tiles hold of a request: pages [page_begin, page_end) in spans of `levels` nodes.
+  struct Shared {
+    int32_t page_begin = 0, page_end = 0, chunks = 0, levels = 0;
+  };
+
+  /// A span of pages in chunks.
+  struct Chunks {
+    int32_t begin, end, count;
+  };
+
   /// The pages that query tokens [first, first + tile.q_len) of q_len may see, whatever the length
   /// of the last page.
   void span(AttentionTile& tile, int32_t q_len, int32_t first) const {
@@ -144,54 +192,122 @@ class Builder {
     tile.page_end = static_cast<int32_t>(end);
   }
 
-  /// Cuts a tile into chunks and gives them their partial rows.
-  void cut(AttentionTile tile) {
-    const int32_t begin = tile.page_begin, pages = tile.page_end - begin;
-    const float w = weight(p_, target_, tile.q_len);
-    int32_t chunks = 1, stride = 0, first = 0;
+  /// Cuts pages [begin, end), of which each KV token costs w, into one chunk or more.
+  Chunks cut(int32_t begin, int32_t end, float w) const {
+    const int32_t pages = end - begin;
+    int32_t count = 1;
     if (p_.batch_invariant) {
-      stride = std::max(1, target_.invariant_chunk_tokens / p_.page_size);
-      first = begin / stride;
-      chunks = std::max(1, (tile.page_end + stride - 1) / stride - first);
+      for (int32_t at = fixed_chunk_after(p_, target_, begin); at < end; ++count) {
+        at = fixed_chunk_after(p_, target_, at);
+      }
     } else if (pages > 1) {
       const float cost = static_cast<float>(pages) * static_cast<float>(p_.page_size) * w;
-      chunks = std::clamp(static_cast<int32_t>(std::ceil(cost / chunk_)), 1, pages);
+      count = std::clamp(static_cast<int32_t>(std::ceil(cost / chunk_)), 1, pages);
     }
+    return {begin, end, count};
+  }
+
+  /// The tiles of a request's query tokens: what shared tiles do not hold of the pages that they
+  /// see. In front of the shared pages there are some where a window starts in them.
+  void add_private(AttentionTile tile, int32_t q_len, int32_t first) {
+    span(tile, q_len, first);
+    const Shared& held = shared_[tile.request];
+    const float w = weight(p_, target_, tile.q_len);
+    std::array<Chunks, 2> parts;
+    size_t num_parts = 0;
+    if (held.chunks == 0) {
+      parts[num_parts++] = cut(tile.page_begin, tile.page_end, w);
+    } else {
+      if (tile.page_begin < held.page_begin) {
+        parts[num_parts++] = cut(tile.page_begin, held.page_begin, w);
+      }
+      parts[num_parts++] = cut(held.page_end, tile.page_end, w);
+    }
+    int32_t chunks = held.chunks;
+    for (size_t i = 0; i < num_parts; ++i) chunks += parts[i].count;
     const bool direct = chunks == 1 && !p_.partial;
     for (int32_t i = 0; i < tile.q_len; ++i) {
       plan_.merge_indptr.push_back(plan_.num_partials + (direct ? 0 : i * chunks));
     }
-    tile.group = direct ? -1 : plan_.num_groups++;
-    for (int32_t c = 0; c < chunks; ++c) {
-      if (p_.batch_invariant) {
-        tile.page_begin = std::max(begin, (first + c) * stride);
-        tile.page_end = std::min(begin + pages, (first + c + 1) * stride);
-      } else {
-        tile.page_begin = begin + static_cast<int32_t>(int64_t{pages} * c / chunks);
-        tile.page_end = begin + static_cast<int32_t>(int64_t{pages} * (c + 1) / chunks);
-      }
-      tile.chunk = direct ? -1 : c;
+    if (!direct) plan_.num_partials += tile.q_len * chunks;
+    tile.group = direct || held.chunks > 0 ? -1 : plan_.num_groups++;
+    int32_t next = direct ? -1 : held.chunks;
+    for (size_t i = 0; i < num_parts; ++i) {
+      add_tiles(tile, parts[i], next, w);
+      next += parts[i].count;
+    }
+    plan_.max_chunks = std::max(plan_.max_chunks, chunks);
+  }
+
+  /// One tile a chunk, numbered from `number` on.
+  void add_tiles(AttentionTile tile, const Chunks& chunks, int32_t number, float w) {
+    const int64_t pages = chunks.end - chunks.begin;
+    int32_t at = chunks.begin;
+    for (int32_t c = 0; c < chunks.count; ++c) {
+      tile.page_begin = at;
+      at = p_.batch_invariant ? std::min(chunks.end, fixed_chunk_after(p_, target_, at))
+                              : chunks.begin + static_cast<int32_t>(pages * (c + 1) / chunks.count);
+      tile.page_end = at;
+      tile.chunk = number < 0 ? -1 : number + c;
       plan_.tiles.push_back(tile);
       costs_.push_back(static_cast<float>(tile.page_end - tile.page_begin) * w);
     }
-    if (!direct) plan_.num_partials += tile.q_len * chunks;
     plan_.max_q_len = std::max(plan_.max_q_len, tile.q_len);
-    plan_.max_chunks = std::max(plan_.max_chunks, chunks);
   }
 
   const AttentionProblem& p_;
   const PlanTarget& target_;
+  const CascadeLevels& levels_;
   float chunk_;
+  int32_t tile_tokens_;
+  std::vector<Shared> shared_;  // [batch]
   AttentionPlan plan_;
   std::vector<float> costs_;
 };
 
+/// Length of the fixed chunk that starts at a page: a quarter of what lies before it, so that a
+/// prefix of any length is nearly made of whole chunks, and never so short that merging it counts.
+int32_t fixed_chunk_pages(const AttentionProblem& p, const PlanTarget& target, int32_t page) {
+  const int64_t tokens = int64_t{page} * p.page_size;
+  const auto quarter = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(tokens)) / 4);
+  const auto longest =
+      static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(target.invariant_chunk_tokens)));
+  const int64_t length = std::clamp(quarter, std::max<int64_t>(longest / 4, 1), longest);
+  return static_cast<int32_t>(std::max<int64_t>(1, length / p.page_size));
+}
+
 }  // namespace
 
-AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& target) {
+int32_t fixed_chunk_after(const AttentionProblem& problem, const PlanTarget& target, int32_t page) {
+  const int32_t pages = fixed_chunk_pages(problem, target, page);
+  return (page / pages + 1) * pages;
+}
+
+int32_t fixed_chunk_before(const AttentionProblem& problem, const PlanTarget& target,
+                           int32_t page) {
+  const int32_t pages = fixed_chunk_pages(problem, target, page);
+  return page / pages * pages;
+}
+
+AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& target,
+                             const CascadeLevels& levels) {
   const int32_t tile_tokens = std::max(1, target.tile_rows / problem.group_size);
+  std::vector<int32_t> held(problem.batch);  // pages in shared tiles
   std::vector<Load> loads;
-  loads.reserve(problem.batch);
+  loads.reserve(problem.batch + levels.spans.size());
+  int32_t most_tokens = 0;  // of a tile
+  const auto add_load = [&](int64_t tokens, int32_t q_len) {
+    most_tokens = std::max(most_tokens, std::min(q_len, tile_tokens));
+    loads.push_back(
+        {static_cast<float>(tokens) * weight(problem, target, std::min(q_len, tile_tokens)),
+         (q_len + tile_tokens - 1) / tile_tokens});
+  };
+  for (const SharedSpan& span : levels.spans) {
+    const int32_t pages = span.page_end - span.page_begin;
+    add_load(int64_t{pages} * problem.page_size,
+             levels.token_indptr[span.last] - levels.token_indptr[span.first]);
+    for (int32_t i = span.first; i < span.last; ++i) held[levels.requests[i]] += pages;
+  }
   size_t num_q = 0;
   for (int32_t r = 0; r < problem.batch; ++r) {
     const int32_t q_len = query_tokens(problem, r);
@@ -203,23 +319,25 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& 
       tokens =
           std::min<int64_t>(tokens, int64_t{problem.window_left} + std::min(q_len, tile_tokens));
     }
-    loads.push_back(
-        {static_cast<float>(tokens) * weight(problem, target, std::min(q_len, tile_tokens)),
-         (q_len + tile_tokens - 1) / tile_tokens});
+    add_load(std::max<int64_t>(tokens - int64_t{held[r]} * problem.page_size, 0), q_len);
   }
   float chunk = 0;
   if (problem.batch_invariant) {
     chunk = static_cast<float>(target.invariant_chunk_tokens);
   } else if (!loads.empty()) {
-    chunk = choose_chunk(loads, target, problem.num_kv_heads);
+    const bool large =
+        target.large_slots > 0 && most_tokens * problem.group_size > target.small_rows;
+    chunk = choose_chunk(loads, target, large ? target.large_slots : target.slots,
+                         problem.num_kv_heads);
   }
-  Builder builder(problem, target, chunk);
+  Builder builder(problem, target, levels, chunk, tile_tokens);
   size_t tiles = 0;
   for (const Load& load : loads) {
     tiles += load.tiles * static_cast<size_t>(1.0f + load.cost / std::max(chunk, 1.0f));
   }
   builder.reserve(tiles, num_q);
-  for (int32_t r = 0; r < problem.batch; ++r) builder.add_request(r, tile_tokens);
+  for (const SharedSpan& span : levels.spans) builder.add_shared(span);
+  for (int32_t r = 0; r < problem.batch; ++r) builder.add_request(r);
   AttentionPlan plan = builder.finish();
   plan.chunk_tokens = static_cast<int64_t>(chunk);
   return plan;

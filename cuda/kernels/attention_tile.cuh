@@ -7,9 +7,9 @@
 
 namespace mlxcel::cuda {
 
-/// Query rows of the largest tile whose states are merged in the launch: a block takes longer for
-/// more than a launch of its own that all multiprocessors share.
-inline constexpr int kMergeTokens = 16;
+inline constexpr int kMergeRows =
+    16;  // query rows, at most, of a tile that is merged in the launch
+inline constexpr int kMergePiece = 4;  // elements of a row that a thread merges
 inline constexpr float kLog2e = 1.4426950408889634f;
 
 /// One tile with what its request's row of the page table says. Tokens are counted in slots of the
@@ -134,11 +134,12 @@ __device__ __forceinline__ int page_of(const TileView& view, int page_shift, int
   return slot < view.end ? __ldg(view.pages + (slot >> page_shift)) : 0;
 }
 
-/// A value that is not finite must reach the queries that see its key and no others, whose weight for
-/// it, zero, would make it NaN. So where queries see different keys, such values are taken out of
-/// shared memory (this), and added to the sums of those that see them at the end (add_nonfinite), by
-/// reading them again: that is as rare as it is slow. Called by `Threads` threads for `Keys` rows of
-/// V, before they synchronise; returns whether there was one in this thread's share.
+/// A value that is not finite must reach the queries that see its key and no others, whose weight
+/// for it, zero, would make it NaN. So where queries see different keys, such values are taken out
+/// of shared memory (this), and added to the sums of those that see them at the end
+/// (add_nonfinite), by reading them again: that is as rare as it is slow. Called by `Threads`
+/// threads for `Keys` rows of V, before they synchronise; returns whether there was one in this
+/// thread's share.
 template <class T, int D, int Keys, class Layout, int Threads>
 __device__ __forceinline__ bool take_out_nonfinite(uint32_t values, int rank) {
   constexpr int kPieces = D / 8;
@@ -208,18 +209,24 @@ template <class T, int N>
 __device__ __forceinline__ void write_state(const PagedAttentionParams& p, const AttentionArrays& a,
                                             const TileView& view, int i, int head, int d,
                                             const MergedState<N>& state) {
+  // Divided before a sink joins, as merged states are: one chunk and several give the same bits.
+  MergedState<N> whole;
+  whole.max = state.lse();
+  whole.sum = state.sum == 0.0f ? 0.0f : 1.0f;
+#pragma unroll
+  for (int e = 0; e < N; ++e) whole.v[e] = state.v[e] * state.scale();
   const int token = view.token(i);
   if (view.tile.chunk < 0) {
-    write_output<T, N>(p, a, token, head, d, state);
+    write_output<T, N>(p, a, token, head, d, whole);
     return;
   }
   const int64_t row =
       static_cast<int64_t>(__ldg(a.merge_indptr + token) + view.tile.chunk) * p.num_qo_heads + head;
   Vec<float, N> result;
 #pragma unroll
-  for (int e = 0; e < N; ++e) result.at[e] = state.v[e] * state.scale();
+  for (int e = 0; e < N; ++e) result.at[e] = whole.v[e];
   store_vec(a.partial_v + row * p.head_dim + d, result);
-  if (d == 0) a.partial_lse[row] = state.lse();
+  if (d == 0) a.partial_lse[row] = whole.max;
 }
 
 /// Merges the partial states of one query token and head, N elements from d on, in the order of the
@@ -249,7 +256,7 @@ __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
                                                 int kv_head) {
   if (a.counters == nullptr || view.tile.chunk < 0) return;
   __shared__ int num_complete;
-  __shared__ int complete[kMergeTokens][3];  // token, its rows of the partial buffers
+  __shared__ int complete[kMergeRows][3];  // token, its rows of the partial buffers
   if (threadIdx.x == 0) num_complete = 0;
   int token = 0, begin = 0, end = 0;
   if (threadIdx.x < view.tile.q_len) {
@@ -273,7 +280,7 @@ __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
   if (num_complete == 0) return;
   __threadfence();
 
-  constexpr int N = 4;
+  constexpr int N = kMergePiece;
   const int group = p.num_qo_heads / p.num_kv_heads, pieces = p.head_dim / N;
   for (int item = threadIdx.x; item < num_complete * group * pieces; item += blockDim.x) {
     const int column = item / pieces, *merged = complete[column / group];
@@ -286,7 +293,7 @@ __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
 template <class T>
 __global__ void paged_merge_kernel(const __grid_constant__ PagedAttentionParams p,
                                    const __grid_constant__ AttentionArrays a) {
-  constexpr int N = 4;
+  constexpr int N = kMergePiece;
   const int pieces = p.head_dim / N;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t column = item / pieces;

@@ -69,9 +69,7 @@ __device__ __forceinline__ void store_shared_16(uint32_t shared, uint4 x) {
 template <class T>
 __device__ __forceinline__ uint4 finite_part(uint4 x) {
   constexpr uint32_t kExponents = std::is_same_v<T, f16> ? 0x7c007c00u : 0x7f807f80u;
-  auto clean = [](uint32_t pair) {
-    return pair & ~__vcmpeq2(pair & kExponents, kExponents);
-  };
+  auto clean = [](uint32_t pair) { return pair & ~__vcmpeq2(pair & kExponents, kExponents); };
   return {clean(x.x), clean(x.y), clean(x.z), clean(x.w)};
 }
 

@@ -314,7 +314,8 @@ struct PagedDecode {
       float s[kKeyTiles][ColumnTiles][4];
       scores(keys, s);
       softmax(block, logit, s);
-      if (view.tile.q_len > 1 && !view.all_see(p, origin + block * Keys, origin + (block + 1) * Keys)) {
+      if (view.tile.q_len > 1 &&
+          !view.all_see(p, origin + block * Keys, origin + (block + 1) * Keys)) {
         taken_out |= take_out_nonfinite<T, D, Keys, PaddedRows<T, D>, kWarp>(values, lane);
         __syncwarp();
       }

@@ -8,9 +8,9 @@
 namespace mlxcel::cuda {
 
 /// Attention of up to 64 * Halves query rows with warpgroup products (sm_90a), head_dim 64 and 128:
-/// one warpgroup, two blocks an SM. Tiles of 64 keys come by the tensor memory accelerator, 16 keys a
-/// warp. While the tensor cores work for one half of the rows, the warps turn the logits of the other
-/// into weights.
+/// one warpgroup, two blocks an SM. Tiles of 64 keys come by the tensor memory accelerator, 16 keys
+/// a warp. While the tensor cores work for one half of the rows, the warps turn the logits of the
+/// other into weights.
 template <class T, int D, int Halves>
 struct PagedRaggedSm90 {
   static constexpr int kKeys = 64, kSteps = D / 16;

@@ -225,7 +225,7 @@ struct Logits {
 };
 
 /// Reads the calling thread's tokens of a row, kBatch tiles at a time. With kAhead the next batch
-/// is on its way to L2 meanwhile: for kernels with few threads to hide the latency.
+/// is on its way meanwhile: for kernels with few threads to hide the latency.
 template <int C, int kBatch, bool kAhead = false>
 class RowReader {
  public:
@@ -253,10 +253,14 @@ class RowReader {
     const int tiles = tiles_per_block<C>(vocab_);
 #pragma unroll 1
     for (int t = 0; t < tiles; t += kBatch) {
-      if (t > 0) load(t);
+      if (!kAhead && t > 0) load(t);
+      Quad now[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) now[i] = quads_[i];
+      if (kAhead && t + kBatch < tiles) load(t + kBatch);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (t + i < tiles) fn(t + i, (t + i) * C * kTile + first_, quads_[i]);
+        if (t + i < tiles) fn(t + i, (t + i) * C * kTile + first_, now[i]);
       }
     }
   }

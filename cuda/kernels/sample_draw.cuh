@@ -101,7 +101,7 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads, C == 1 
   __shared__ ExchangeSlots<C> slots;
   RowCluster<C> cluster(slots);
   const int vocab = params.vocab;
-  RowReader<C, C == 1 ? 4 : 2> reader(logits, cluster.row(), vocab, cluster.rank());
+  RowReader<C, C == 1 ? 4 : 2, C == 1> reader(logits, cluster.row(), vocab, cluster.rank());
   const SampleRow row = rows[cluster.row()];
   const PhiloxKey key = philox_key(row);
   const float scale = draw_scale(row);

@@ -8,8 +8,8 @@ namespace mlxcel::cuda {
 // the layout of mma.m16n8k16 (mma.cuh) for every eight columns.
 
 /// Rows of D elements in shared memory as `wgmma` reads them: groups of eight rows, in a group the
-/// blocks of 64 columns, in a block the rows of 128 bytes, whose eight 16-byte pieces are permuted by
-/// the row's number: the hardware's 128-byte swizzle. Aligned to 1024 bytes.
+/// blocks of 64 columns, in a block the rows of 128 bytes, whose eight 16-byte pieces are permuted
+/// by the row's number: the hardware's 128-byte swizzle. Aligned to 1024 bytes.
 template <class T, int D>
 struct SwizzledRows {
   static constexpr int kBlockBytes = 8 * 128;

@@ -51,3 +51,22 @@ MLXCEL_EXPORT int mlxcel_raw_chain(const mlxcel::ChainParams* params, const int3
                                                   num_accepted, launch, cluster);
   });
 }
+
+MLXCEL_EXPORT int mlxcel_raw_renorm(const mlxcel::RenormParams* params, const void* x,
+                                    const void* values, void* out, void* stream) {
+  return guarded([&] {
+    mlxcel::cuda::StreamLaunch launch(static_cast<cudaStream_t>(stream));
+    mlxcel::cuda::launch_renorm(*params, x, static_cast<const mlxcel::RenormValue*>(values), out,
+                                launch);
+  });
+}
+
+MLXCEL_EXPORT int mlxcel_raw_logprobs(const mlxcel::TokenLogprobsParams* params, const void* logits,
+                                      const int32_t* ids, float* logprobs, int32_t* ranks,
+                                      int32_t* top_ids, float* top_logprobs, void* stream) {
+  return guarded([&] {
+    mlxcel::cuda::StreamLaunch launch(static_cast<cudaStream_t>(stream));
+    mlxcel::cuda::launch_token_logprobs(*params, logits, ids, logprobs, ranks, top_ids,
+                                        top_logprobs, launch);
+  });
+}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform as _platform
+
 __version__ = "0.1.0"
 
 _MLX_PIN = "0.32.4"
@@ -21,9 +23,17 @@ if _mlx_version.split("+")[0] != _MLX_PIN:
         f"libmlx promises no ABI between releases: pip install 'mlx=={_MLX_PIN}'"
     )
 
+try:
+    from ._ext import num_threads, set_num_threads
+except ImportError as error:
+    raise ImportError(
+        f"mlxcel_ext {__version__} has no binary module that this Python {_platform.python_version()} can load: a "
+        f"build serves one Python version. pip install --force-reinstall --no-cache-dir mlxcel-ext. "
+        f"The import failed: {error}"
+    ) from error
+
 from . import _backends, env  # noqa: E402
 from ._backends import backends  # noqa: E402
-from ._ext import num_threads, set_num_threads  # noqa: E402
 from .ops import *  # noqa: E402, F403
 from .ops import __all__ as _ops  # noqa: E402
 

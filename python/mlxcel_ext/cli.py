@@ -1,4 +1,4 @@
-"""The mlxcel-ext command: serve, generate, chat, bench serve, info."""
+"""The mlxcel-ext command: serve, generate, chat, bench serve, tune cascade, info."""
 
 from __future__ import annotations
 
@@ -34,6 +34,10 @@ def _parser() -> argparse.ArgumentParser:
     kinds = bench.add_subparsers(dest="kind", required=True, metavar="KIND")
     bench_serve = kinds.add_parser("serve", help="Latency and throughput under load.", allow_abbrev=False)
     add_options(bench_serve, flags.BENCH)
+    tune = commands.add_parser("tune", help="Measure what this machine's kernels cost, for their planners.")
+    subjects = tune.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+    cascade = subjects.add_parser("cascade", help="What decides when shared prefixes are attended together.")
+    cascade.add_argument("--device", choices=["cpu", "gpu"], help="Default: the one that models run on.")
     info = commands.add_parser("info", help="Print versions, backends and CPU features.")
     info.add_argument("--json", action="store_true", help="Print JSON.")
     return parser
@@ -42,9 +46,14 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit status. Errors of the user are one line on stderr."""
     args = _parser().parse_args(argv)
-    run = {"serve": _serve, "generate": _generate, "chat": _chat, "bench": _bench, "info": _info}[
-        args.command
-    ]
+    run = {
+        "serve": _serve,
+        "generate": _generate,
+        "chat": _chat,
+        "bench": _bench,
+        "tune": _tune,
+        "info": _info,
+    }[args.command]
     try:
         return run(args)
     except (ValueError, ConnectionError) as error:
@@ -96,7 +105,7 @@ def _serve(args: argparse.Namespace) -> int:
     from .server.run import serve
     from .server.settings import ServerSettings
 
-    options = resolve(args, flags.SERVE, "serve")
+    options = resolve(args, flags.SERVE, "serve", flags.COMMANDS)
     engine_config(options)  # a bad value is known before the weights are read
     set_up(options.log_level, options.log_format)
     settings = ServerSettings(
@@ -109,6 +118,7 @@ def _serve(args: argparse.Namespace) -> int:
         shutdown_timeout=options.shutdown_timeout,
         metrics_compat=options.metrics_compat,
         tool_call_parser=options.tool_call_parser if options.enable_auto_tool_choice else "none",
+        scheduling_policy=options.scheduling_policy,
         chat_template_kwargs=options.default_chat_template_kwargs,
     )
     return serve(settings, lambda: load_engine(options), options.host, options.port)
@@ -117,7 +127,7 @@ def _serve(args: argparse.Namespace) -> int:
 def _generate(args: argparse.Namespace) -> int:
     from .terminal import generate
 
-    options = resolve(args, flags.GENERATE, "generate")
+    options = resolve(args, flags.GENERATE, "generate", flags.COMMANDS)
     prompts = [_stdin() if prompt == "-" else prompt for prompt in args.prompt or ["-"]]
     if not all(prompts):
         raise ValueError("the prompt is empty: give one as an argument, or on stdin")
@@ -136,7 +146,7 @@ def _stdin() -> str:
 def _chat(args: argparse.Namespace) -> int:
     from .terminal import ChatSession
 
-    options = resolve(args, flags.CHAT, "chat")
+    options = resolve(args, flags.CHAT, "chat", flags.COMMANDS)
     engine, loaded = load_engine(options)
     try:
         return ChatSession(engine, loaded, options).run()
@@ -147,7 +157,17 @@ def _chat(args: argparse.Namespace) -> int:
 def _bench(args: argparse.Namespace) -> int:
     from .bench.serve import run
 
-    return run(resolve(args, flags.BENCH, "bench"))
+    return run(resolve(args, flags.BENCH, "bench", flags.COMMANDS))
+
+
+def _tune(args: argparse.Namespace) -> int:
+    import mlx.core as mx
+
+    from .tune import tune_cascade
+
+    device = mx.default_device() if args.device is None else mx.Device(getattr(mx.DeviceType, args.device))
+    print(tune_cascade(device))
+    return 0
 
 
 def _info(args: argparse.Namespace) -> int:

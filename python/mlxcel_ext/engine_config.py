@@ -134,4 +134,4 @@ class EngineStats:
     steps: int = 0
     step_seconds: float = 0.0  # time the engine thread spent in steps
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    counter_labels: Mapping[str, str] = field(default_factory=dict)
+    counter_labels: Mapping[str, str | None] = field(default_factory=dict)

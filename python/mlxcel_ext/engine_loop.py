@@ -76,6 +76,7 @@ class EngineLoop:
             prefill_chunk_size=config.prefill_chunk_size,
             token_budget=config.token_budget,
             watermark=config.watermark,
+            window_left=max(shape.windows) if shape.windows and min(shape.windows) >= 0 else None,
         )
         self.outcomes = Outcomes()
         self._sampler = Sampler(shape.vocab_size, config.max_num_seqs)
@@ -350,7 +351,7 @@ class EngineLoop:
 
     # -- statistics --------------------------------------------------------------------------------------
 
-    def stats(self, jobs: Iterable[Job], labels: Mapping[str, str]) -> EngineStats:
+    def stats(self, jobs: Iterable[Job], labels: Mapping[str, str | None]) -> EngineStats:
         """Counts of this moment; of the jobs, those count as waiting that have not ended and do not run."""
         counters = self.outcomes.snapshot()
         counters["mlxcel_engine_sampling_total"] = {

@@ -11,12 +11,17 @@ _FALSE = frozenset({"0", "false", "off", "no"})
 #: Kill switches and their defaults; docs/architecture.md says what each turns off.
 SWITCHES: dict[str, bool] = {
     "MLXCEL_PAGED_ATTENTION_V2": True,
+    "MLXCEL_CASCADE_ATTENTION": True,
     "MLXCEL_SAMPLING_GUMBEL": True,
     "MLXCEL_SAMPLING_REJECTION": True,
     "MLXCEL_FUSED_ADD_RMSNORM": True,
     "MLXCEL_FUSED_ROPE_APPEND": True,
     "MLXCEL_FUSED_LAYERS": True,
 }
+
+
+#: Whole numbers that are not set by default; docs/kernels/cascade.md says what they mean.
+COUNTS = ("MLXCEL_CASCADE_MIN_SHARED_PAGES", "MLXCEL_CASCADE_MIN_MEMBERS")
 
 
 def parse_flag(name: str, raw: str) -> bool:
@@ -40,8 +45,20 @@ def switch(name: str) -> bool:
     return flag(name, SWITCHES[name])
 
 
+def count(name: str) -> int | None:
+    """Value of a variable from COUNTS, None where it is not set. A malformed one is a ValueError."""
+    raw = text(name)
+    if raw is None:
+        return None
+    if not (raw.strip().isdecimal() and 1 <= int(raw) < 2**31):
+        raise ValueError(f"{name} must be a whole number, 1 or more; got {raw!r}.")
+    return int(raw)
+
+
 def check_switches() -> dict[str, bool]:
-    """Every switch with its value; raises ValueError on the first malformed one. Called at start."""
+    """Every switch with its value; raises ValueError on the first malformed variable. Called at start."""
+    for name in COUNTS:
+        count(name)
     return {name: switch(name) for name in SWITCHES}
 
 

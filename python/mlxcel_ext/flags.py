@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
 
 from .engine_config import EngineConfig
-from .options import Option, boolean, count, positive, seconds, size, words
+from .options import (
+    Option,
+    address,
+    boolean,
+    count,
+    interval,
+    mapping,
+    number,
+    positive,
+    seconds,
+    secrets,
+    seed,
+    size,
+    words,
+)
 
 _ENGINE = EngineConfig()
-
-
-def mapping(raw: str) -> dict[str, Any]:
-    """A JSON object."""
-    value = json.loads(raw)
-    if not isinstance(value, dict):
-        raise ValueError(f"wants a JSON object, got {raw!r}")
-    return value
 
 
 MODEL = Option(
@@ -110,7 +114,7 @@ ENGINE = (
         "Share the pages of equal prefixes.",
         ("--cache-prompt",),
     ),
-    Option("--watermark", float, _ENGINE.watermark, "Share of the pages that admission leaves free."),
+    Option("--watermark", number, _ENGINE.watermark, "Share of the pages that admission leaves free."),
     Option("--pipeline", boolean, _ENGINE.pipeline, "Submit a step before the last one is read."),
     Option(
         "--max-step-failures",
@@ -120,7 +124,7 @@ ENGINE = (
     ),
     Option(
         "--stall-seconds",
-        seconds,
+        interval,
         _ENGINE.stall_seconds,
         "/health says dead while one step takes longer than that.",
     ),
@@ -130,12 +134,12 @@ ENGINE = (
         None,
         "Attention reduces in an order that depends on the request alone; by default on CPU.",
     ),
-    Option("--seed", count, _ENGINE.seed, "Seeds the requests that bring none."),
+    Option("--seed", seed, _ENGINE.seed, "Seeds the requests that bring none."),
     Option("--threads", positive, None, "CPU threads; by default all.", ("-t",)),
 )
 
 SERVER = (
-    Option("--host", str, "127.0.0.1", "Address to listen on; 0.0.0.0 is every network."),
+    Option("--host", address, "127.0.0.1", "Address to listen on; 0.0.0.0 is every network."),
     Option("--port", count, 8000, "Port to listen on; 0 takes a free one."),
     Option(
         "--served-model-name",
@@ -144,7 +148,7 @@ SERVER = (
         "Names that requests may use, by commas; by default the model's.",
         ("-a", "--alias"),
     ),
-    Option("--api-key", words, (), "Keys of which a request must bring one, by commas."),
+    Option("--api-key", secrets, (), "Keys of which a request must bring one, by commas."),
     Option(
         "--allowed-origins",
         words,
@@ -153,8 +157,8 @@ SERVER = (
         ("--cors-origins",),
     ),
     Option("--max-body-bytes", size, 16 * 2**20, "Larger request bodies are refused."),
-    Option("--request-timeout", seconds, None, "Seconds after which a request is ended."),
-    Option("--keepalive-interval", seconds, 5.0, "Seconds of silence after which a stream gets a comment."),
+    Option("--request-timeout", interval, None, "Seconds after which a request is ended."),
+    Option("--keepalive-interval", interval, 5.0, "Seconds of silence after which a stream gets a comment."),
     Option("--shutdown-timeout", seconds, 30.0, "Seconds that requests have to finish after SIGTERM."),
     Option(
         "--metrics-compat",
@@ -169,6 +173,14 @@ SERVER = (
         "auto",
         "Reader of tool calls.",
         choices=("auto", "hermes", "llama3_json", "mistral", "none"),
+    ),
+    Option(
+        "--scheduling-policy",
+        str,
+        "fcfs",
+        "Whether requests may say how urgent they are.",
+        ("--schedule-policy",),
+        choices=("fcfs", "priority"),
     ),
     Option("--enable-auto-tool-choice", boolean, True, "Read tool calls that the model chose to make."),
     Option(
@@ -193,11 +205,11 @@ SERVE = (MODEL, DTYPE, CHAT_TEMPLATE, *ENGINE, *SERVER)
 #: On a terminal the answer is greedy unless asked otherwise, as with mlx-lm.
 SAMPLING = (
     Option("--max-tokens", positive, 512, "Most tokens of an answer.", ("-n", "--n-predict")),
-    Option("--temperature", float, 0.0, "0 is greedy.", ("--temp",)),
-    Option("--top-p", float, 1.0, "Nucleus of this probability."),
+    Option("--temperature", number, 0.0, "0 is greedy.", ("--temp",)),
+    Option("--top-p", number, 1.0, "Nucleus of this probability."),
     Option("--top-k", int, 0, "Likeliest tokens to draw from; 0 is all."),
-    Option("--min-p", float, 0.0, "Least probability relative to the likeliest."),
-    Option("--repetition-penalty", float, 1.0, "Above 1 discourages repetition."),
+    Option("--min-p", number, 0.0, "Least probability relative to the likeliest."),
+    Option("--repetition-penalty", number, 1.0, "Above 1 discourages repetition."),
     Option("--stop", words, (), "Strings that end an answer, by commas."),
     Option("--system-prompt", str, None, "Text of the system message.", ("-sys",)),
 )
@@ -248,7 +260,7 @@ BENCH = (
         "Tokens to generate for each prompt.",
         ("--output-len", "--custom-output-len"),
     ),
-    Option("--random-range-ratio", float, 0.0, "Lengths vary by this share up and down."),
+    Option("--random-range-ratio", number, 0.0, "Lengths vary by this share up and down."),
     Option("--random-prefix-len", count, 0, "Tokens that all random prompts begin with."),
     Option(
         "--prefix-repetition-prefix-len",
@@ -271,15 +283,15 @@ BENCH = (
         "Different shared prefixes.",
         ("--shared-num-prefixes",),
     ),
-    Option("--request-rate", float, float("inf"), "Requests a second; inf sends all at once."),
+    Option("--request-rate", number, float("inf"), "Requests a second; inf sends all at once."),
     Option(
-        "--burstiness", float, 1.0, "Shape of the gamma distribution of the gaps; 1 is a Poisson process."
+        "--burstiness", number, 1.0, "Shape of the gamma distribution of the gaps; 1 is a Poisson process."
     ),
     Option("--max-concurrency", words, (), "Requests in flight; several levels by commas, such as 1,2,4,8."),
     Option("--num-warmups", count, 1, "Requests before the measurement."),
     Option("--ignore-eos", boolean, True, "Generate the full length whatever the model says."),
-    Option("--temperature", float, 0.0, "Temperature to send."),
-    Option("--seed", count, 0, "Seed of prompts and arrival times."),
+    Option("--temperature", number, 0.0, "Temperature to send."),
+    Option("--seed", seed, 0, "Seed of prompts and arrival times."),
     Option(
         "--prompt-form",
         str,
@@ -304,3 +316,5 @@ BENCH = (
     Option("--metadata", words, (), "KEY=VALUE pairs for the file."),
     Option("--timeout", seconds, 600.0, "Seconds after which a request counts as failed."),
 )
+
+COMMANDS = {"serve": SERVE, "generate": GENERATE, "chat": CHAT, "bench": BENCH}

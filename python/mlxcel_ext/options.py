@@ -6,6 +6,8 @@ A flag wins over the environment, the environment over the file, the file over t
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import pathlib
 import re
 import tomllib
@@ -32,33 +34,83 @@ def size(raw: str) -> int:
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
+def _integer(raw: str, low: int, high: int) -> int:
+    try:
+        value = int(raw)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise ValueError(f"wants an integer in [{low}, {high}], got {raw!r}")
+    return value
+
+
 def count(raw: str) -> int:
     """An integer from 0 on."""
-    value = int(raw)
-    if value < 0:
-        raise ValueError(f"wants an integer from 0 on, got {value}")
-    return value
+    return _integer(raw, 0, 2**31 - 1)
 
 
 def positive(raw: str) -> int:
     """An integer from 1 on."""
-    value = int(raw)
-    if value < 1:
-        raise ValueError(f"wants an integer from 1 on, got {value}")
+    return _integer(raw, 1, 2**31 - 1)
+
+
+def seed(raw: str) -> int:
+    """64 bits."""
+    return _integer(raw, 0, 2**64 - 1)
+
+
+def number(raw: str) -> float:
+    """A finite number, or inf."""
+    value = float(raw)
+    if math.isnan(value):
+        raise ValueError(f"wants a number, got {raw!r}")
     return value
 
 
 def seconds(raw: str) -> float:
     """A duration that is finite and not negative."""
     value = float(raw)
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"wants a number of seconds from 0 on, got {raw}")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"wants a number of seconds from 0 on, got {raw!r}")
+    return value
+
+
+def interval(raw: str) -> float:
+    """A duration that is finite and not zero."""
+    value = seconds(raw)
+    if not value:
+        raise ValueError("wants a number of seconds above 0, got 0")
     return value
 
 
 def words(raw: str) -> tuple[str, ...]:
     """A list separated by commas."""
     return tuple(part.strip() for part in raw.split(",") if part.strip())
+
+
+def secrets(raw: str) -> tuple[str, ...]:
+    """A list separated by commas that must not be empty: an unset variable must not open a server to all."""
+    if not words(raw):
+        raise ValueError("wants at least one key, got an empty text; leave it out for a server without keys")
+    return words(raw)
+
+
+def address(raw: str) -> str:
+    """A host, named: the empty text would be every network."""
+    if not raw.strip():
+        raise ValueError("wants an address, got an empty text; 0.0.0.0 is every network")
+    return raw.strip()
+
+
+def mapping(raw: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(raw)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"wants a JSON object, got {raw!r}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -113,6 +165,19 @@ class Option:
             return "{" + ",".join(self.choices) + "}"
         return {"str": "TEXT"}.get(self.parse.__name__, self.parse.__name__.upper())
 
+    def toml_value(self, value: Any, source: str) -> Any:
+        """The value of a TOML file: its own types, or the text that the flag takes."""
+        if isinstance(value, bool) and self.parse is boolean:
+            return value
+        if isinstance(value, list) and self.parse in (words, secrets):
+            self.value(",".join(map(str, value)), source)  # refused where the text would be
+            return tuple(map(str, value))
+        if isinstance(value, dict) and self.parse is mapping:
+            return value
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError(f"{source}: wants {self._metavar()}, got {value!r}")
+        return self.value(str(value), source)
+
 
 CONFIG = Option("--config", str, None, "TOML file with values for any of these options.")
 
@@ -122,12 +187,20 @@ def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> N
         option.add_to(parser)
 
 
-def resolve(args: argparse.Namespace, options: Iterable[Option], command: str) -> argparse.Namespace:
-    """The value of every option, by flag, environment, file and default, in this order."""
+def resolve(
+    args: argparse.Namespace,
+    options: Iterable[Option],
+    command: str,
+    tables: Mapping[str, Iterable[Option]] | None = None,
+) -> argparse.Namespace:
+    """The value of every option, by flag, environment, file and default, in this order.
+
+    tables are the options of all commands: a file may hold those of others too.
+    """
     options = (*options, CONFIG)
     given = vars(args)
     config_path = given.get(CONFIG.name) or env.text(CONFIG.variable)
-    from_file = _read_config(config_path, options, command) if config_path else {}
+    from_file = _read_config(config_path, options, command, tables or {}) if config_path else {}
     values = {}
     for option in options:
         raw = given.get(option.name)
@@ -140,33 +213,38 @@ def resolve(args: argparse.Namespace, options: Iterable[Option], command: str) -
     return argparse.Namespace(**values)
 
 
-def _read_config(path: str, options: Iterable[Option], command: str) -> dict[str, Any]:
-    """Values of a TOML file: top-level keys hold for every command, a table [serve] for that one."""
+def _read_config(
+    path: str, options: Iterable[Option], command: str, tables: Mapping[str, Iterable[Option]]
+) -> dict[str, Any]:
+    """Values of a TOML file: top-level keys hold for every command, a table [serve] for that one.
+
+    A key is a flag's name or alias; one that no command knows is an error.
+    """
     try:
         document = tomllib.loads(pathlib.Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"--config {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"--config {path}: {error}") from None
-    table: Mapping[str, Any] = document.get(command, {})
+    table = document.pop(command, {})
     if not isinstance(table, dict):
         raise ValueError(f"--config {path}: {command} must be a table")
-    shared = {key: value for key, value in document.items() if not isinstance(value, dict)}
-    by_name = {option.name: option for option in options}
+    by_key = _by_key(options)
+    elsewhere = {key for table in tables.values() for key in _by_key(table)}
     values = {}
-    for key, value in {**shared, **table}.items():
-        option = by_name.get(key.replace("-", "_"))
-        if option is None:
-            if key in table:
+    for keys in (document, table):
+        for key, value in keys.items():
+            option = by_key.get(_key(key))
+            if option is not None:
+                values[option.name] = option.toml_value(value, f"--config {path}: {key}")
+            elif keys is table or not (_key(key) in elsewhere or (isinstance(value, dict) and key in tables)):
                 raise ValueError(f"--config {path}: {command} has no option {key!r}")
-            continue  # a top-level key may belong to another command
-        values[option.name] = option.value(_as_text(value), f"--config {path}: {key}")
     return values
 
 
-def _as_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return str(value)
+def _key(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
+def _by_key(options: Iterable[Option]) -> dict[str, Option]:
+    return {_key(name): option for option in options for name in (option.flag, *option.aliases)}

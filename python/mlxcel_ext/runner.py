@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import mlx.core as mx
 import numpy as np
 
+from .attention_planner import AttentionPlanner
 from .models.batch import AttentionBatch
-from .ops import AttentionPlan, PageTable, TokenLogprobs, plan_attention, token_logprobs
+from .ops import TokenLogprobs, token_logprobs
 from .outcomes import Outcomes
 from .outputs import TokenLogprob
 from .sampler import Sampler
 from .scheduler.policy import Tick
 from .scheduler.request import Request
 from .scheduler.scheduler import ScheduledRow, StepPlan
-from .step_batch import Int32, ScoredTokens, StepBatcher
+from .step_batch import ScoredTokens, StepBatcher
 
 if TYPE_CHECKING:
     from .kvcache.pool import KVPool
@@ -84,9 +85,8 @@ class Runner:
         self._kv = kv
         self._sampler = sampler
         self._outcomes = outcomes
-        self._batch_invariant = batch_invariant
         self._batcher = StepBatcher(kv.page_size)
-        self._attention_plan: AttentionPlan | None = None
+        self._planner = AttentionPlanner(model.config, model.attention_path, batch_invariant=batch_invariant)
 
     def submit(self, plan: StepPlan, previous: Step | None) -> Step:
         """Start a step whose decode rows may continue tokens of the previous one that nobody has read.
@@ -225,10 +225,10 @@ class Runner:
 
     def _batch(self, plan: StepPlan) -> tuple[AttentionBatch, list[ScoredTokens]]:
         made = self._batcher.batch(plan.rows)
+        attention_plan = self._planner.plan(made.table, made.qo_indptr, self._outcomes)
         if made.qo_indptr is None:
-            path = self._model.attention_path
+            path = self._planner.decode_path
             self._outcomes.count("mlxcel_paged_decode_launches_total", path, self._num_layers)
-        attention_plan = self._plan_attention(made.table, made.qo_indptr)
         batch = AttentionBatch(made.positions, made.table, made.qo_indptr, attention_plan, made.logit_rows)
         return batch, made.scored
 
@@ -240,25 +240,6 @@ class Runner:
             scores = token_logprobs(logits[at : at + tokens.count], targets, num_top)
             step.prompt_logprobs.append((tokens, scores))
             at += tokens.count
-
-    def _plan_attention(self, table: PageTable, qo_indptr: Int32 | None) -> AttentionPlan:
-        plan = self._attention_plan
-        if plan is not None and plan.matches(table, qo_indptr):
-            self._outcomes.count("mlxcel_attention_plans_total", "reused")
-            return plan
-        self._outcomes.count("mlxcel_attention_plans_total", "made")
-        self._attention_plan = self._make_plan(table, qo_indptr)
-        return self._attention_plan
-
-    def _make_plan(self, table: PageTable, qo_indptr: Int32 | None) -> AttentionPlan:
-        config = self._model.config
-        return plan_attention(
-            table,
-            qo_indptr,
-            num_qo_heads=config.num_qo_heads,
-            num_kv_heads=config.num_kv_heads,
-            batch_invariant=self._batch_invariant,
-        )
 
     @property
     def _num_layers(self) -> int:

@@ -96,7 +96,8 @@ class Sampler:
         self._edits = np.full(max_rows, NO_EDIT, EDIT_ROW)
         # Lists and sets, not arrays: for the few rows of a step a look at each is faster than a call of numpy.
         self._work = [0] * max_rows
-        self._bias: list[dict[int, float]] = [{} for _ in range(max_rows)]
+        #: Ids and values. A bias of a whole vocabulary is taken into every step: as arrays that costs nothing.
+        self._bias = [_bias({})] * max_rows
         self._edited: set[int] = set()  # slots with bias or penalties
         self._penalised: set[int] = set()
         self._num_top: dict[int, int] = {}  # slots that want logprobs
@@ -125,7 +126,7 @@ class Sampler:
         """
         if not 0 <= slot < self.max_rows:
             raise ValueError(f"[sampler] slot must be in 0..{self.max_rows - 1}, got {slot}.")
-        bias = dict(params.logit_bias or {})
+        bias = params.logit_bias or {}
         bad = [t for t in bias if not 0 <= t < self.vocab_size]
         if bad:
             raise ValueError(
@@ -134,7 +135,7 @@ class Sampler:
         values = params.temperature, params.top_k, params.top_p, params.min_p
         self._rows[slot] = (*values, seed, 0)
         self._work[slot] = _WORK_ORDER.index(work_of(*values, self.vocab_size))
-        self._bias[slot] = bias
+        self._bias[slot] = _bias(bias)
         for slots in (self._edited, self._penalised):
             slots.discard(slot)
         self._num_top.pop(slot, None)
@@ -198,25 +199,27 @@ class Sampler:
         """The logits that the draw sees."""
         edits = self._edits[np.array(slots, np.intp)]
         masks: list[npt.NDArray[np.uint32]] = []
-        bias_ids: list[int] = []
-        bias_values: list[float] = []
+        biases = [_bias({})]
+        num_bias = 0
         for i, slot in enumerate(slots):
-            bias, edit = self._bias[slot], wanted.get(i)
+            (ids, values), edit = self._bias[slot], wanted.get(i)
             if edit is not None and edit.mask is not None:
                 edits[i]["mask_row"] = len(masks)
                 masks.append(edit.mask)
             if edit is not None and edit.banned:
-                bias = {**bias, **dict.fromkeys(edit.banned, -np.inf)}
-            if bias:
-                edits[i]["bias_begin"] = len(bias_ids)
-                bias_ids.extend(bias)
-                bias_values.extend(bias.values())
-                edits[i]["bias_end"] = len(bias_ids)
+                # Each id once: the kernels add the values at the same time.
+                kept = ~np.isin(ids, edit.banned)
+                banned, never = _bias(dict.fromkeys(edit.banned, -np.inf))
+                ids, values = np.append(ids[kept], banned), np.append(values[kept], never)
+            if ids.size:
+                edits[i]["bias_begin"], edits[i]["bias_end"] = num_bias, num_bias + ids.size
+                num_bias += ids.size
+                biases.append((ids, values))
         return edit_logits(
             logits,
             edits,
-            bias_ids=mx.array(np.array(bias_ids, np.int32)),
-            bias_values=mx.array(np.array(bias_values, np.float32)),
+            bias_ids=mx.array(np.concatenate([ids for ids, _ in biases])),
+            bias_values=mx.array(np.concatenate([values for _, values in biases])),
             counts=None if self._penalised.isdisjoint(slots) else self._counts,
             masks=mx.array(np.stack(masks)) if masks else None,
             stream=self._stream,
@@ -234,6 +237,12 @@ class Sampler:
     def _add_counts(self, rows: mx.array, ids: mx.array, *, reset: bool = False) -> None:
         assert self._counts is not None
         self._counts = count_tokens(self._counts, rows, ids, reset=reset, stream=self._stream)
+
+
+def _bias(bias: Mapping[int, float]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Ids and values of a bias."""
+    count = len(bias)
+    return np.fromiter(bias, np.int32, count), np.fromiter(bias.values(), np.float32, count)
 
 
 def _sample_with_mlx_ops(

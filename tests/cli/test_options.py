@@ -14,13 +14,13 @@ from mlxcel_ext.engine_config import EngineConfig
 from mlxcel_ext.options import Option, add_options, resolve, size
 from mlxcel_ext.server.settings import ServerSettings
 
-TABLES = {"serve": flags.SERVE, "generate": flags.GENERATE, "chat": flags.CHAT, "bench": flags.BENCH}
+TABLES = flags.COMMANDS
 
 
 def parse(table: tuple[Option, ...], *arguments: str, command: str = "serve") -> argparse.Namespace:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_options(parser, table)
-    return resolve(parser.parse_args(arguments), table, command)
+    return resolve(parser.parse_args(arguments), table, command, TABLES)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -87,6 +87,13 @@ def test_spellings_of_the_peers(arguments: list[str], name: str, value: Any) -> 
         ("MLXCEL_KV_CACHE_BYTES", "much", "MLXCEL_KV_CACHE_BYTES.*512M"),
         ("MLXCEL_DEFAULT_CHAT_TEMPLATE_KWARGS", "[]", "JSON object"),
         ("MLXCEL_REQUEST_TIMEOUT", "-1", "MLXCEL_REQUEST_TIMEOUT"),
+        ("MLXCEL_REQUEST_TIMEOUT", "0", "above 0"),
+        ("MLXCEL_KEEPALIVE_INTERVAL", "0", "above 0"),
+        ("MLXCEL_MAX_NUM_SEQS", "2147483648", r"MLXCEL_MAX_NUM_SEQS.*\[1, 2147483647\]"),
+        ("MLXCEL_SEED", "-1", "MLXCEL_SEED"),
+        ("MLXCEL_WATERMARK", "nan", "MLXCEL_WATERMARK"),
+        ("MLXCEL_API_KEY", " , ", "at least one key"),
+        ("MLXCEL_HOST", " ", "0.0.0.0 is every network"),
         ("MLXCEL_CONFIG", "/nowhere.toml", "/nowhere.toml"),
     ],
 )
@@ -98,7 +105,46 @@ def test_a_bad_value_names_its_source(
         parse(flags.SERVE)
 
 
-@pytest.mark.parametrize("text", ["port = [", "[serve]\nprot = 1\n", "serve = 1", "port = 'x'"])
+@pytest.mark.parametrize(("flag", "value"), [("--api-key", ""), ("--host", ""), ("--max-num-seqs", "0")])
+def test_an_empty_or_zero_flag_is_refused(flag: str, value: str) -> None:
+    with pytest.raises(ValueError, match=flag):
+        parse(flags.SERVE, flag, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("parallel = 3", "max_num_seqs", 3),
+        ("ctx-size = 9\n[generate]\ntop-k = 3", "max_model_len", 9),
+        ("api-key = ['a,b', 'c']", "api_key", ("a,b", "c")),
+        ("[serve]\ndefault-chat-template-kwargs = {a = 1}", "default_chat_template_kwargs", {"a": 1}),
+        ("[default-chat-template-kwargs]\na = 1", "default_chat_template_kwargs", {"a": 1}),
+        ("pipeline = false\nmax-tokens = 4", "pipeline", False),
+        ("pipeline = 0", "pipeline", False),
+        ("kv-cache-bytes = 5\n[serve]\nkv-cache-bytes = '1k'", "kv_cache_bytes", 1000),
+    ],
+)
+def test_a_file_has_the_types_of_toml(tmp_path: pathlib.Path, text: str, name: str, value: Any) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    assert getattr(parse(flags.SERVE, "--config", str(path)), name) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "port = [",
+            "[serve]\nprot = 1\n",
+            "serve = 1",
+            "port = 'x'",
+            "port = [1]",
+            "port = 1.5",
+            "prot = 1",
+        ),
+        *("host = true", "port = {a = 1}", "api-key = []", "[server]\nport = 1", "port = 2024-01-01"),
+    ],
+)
 def test_a_bad_file_is_named(tmp_path: pathlib.Path, text: str) -> None:
     path = tmp_path / "c.toml"
     path.write_text(text)

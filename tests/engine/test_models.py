@@ -72,6 +72,34 @@ def test_cache_on_equals_cache_off_equals_alone(tiny: LoadedModel, rng: np.rando
         assert client.engine.stats().prefix_hit_tokens > 100
 
 
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_window_of_all_layers_frees_pages_and_changes_no_token(cache: bool, tmp_path: pathlib.Path) -> None:
+    config = {k: v for k, v in tiny_model.CONFIGS["mistral-window"].items() if k != "layer_types"}
+    tiny_model.save(tmp_path, config, tiny_model.reference(config))
+    loaded = load(str(tmp_path), dtype="float32", progress=False)
+    assert set(loaded.config.windows) == {19}
+    prompts = [list(range(1, 4)), list(range(5, 45)), list(range(2, 30))]
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    answers = []
+    for dropping in (False, True):
+        with serving(loaded, num_pages=40, page_size=4, watermark=0.0, enable_prefix_caching=cache) as client:
+            scheduler = client.engine._loop.scheduler
+            assert scheduler.window_left == 19
+            if not dropping:
+                scheduler.window_left = None
+            sent = [client.send(p, params) for p in prompts]
+            sent += [
+                client.ask(prompts[1], params)
+            ]  # adopts what the window has left, where there is a cache
+            for answer in sent:
+                assert answer.wait().finish_reason == "length", answer.wait().error
+            answers.append([a.token_ids for a in sent])
+            if not cache:
+                assert (client.engine.stats().preemptions == 0) == dropping
+    assert answers[0] == answers[1]
+    assert answers[0][1] == answers[0][3]
+
+
 def test_preempted_requests_lose_nothing(tiny: LoadedModel) -> None:
     prompts = [[5 + n] * (3 + 4 * n) for n in range(4)]
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)

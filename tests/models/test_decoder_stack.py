@@ -1,89 +1,89 @@
-"""All layers as one primitive against the same model op by op, on every device."""
+"""All layers as one primitive: the bits of the single ops, in place, whatever the family."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxcel_ext.models.config import ModelConfig
-from mlxcel_ext.models.llama import Model
-from mlxcel_ext.models.weights import Weight
-from tests.support.compare import to_numpy
+from mlxcel_ext.models import Model, load
+from mlxcel_ext.models.decoder_stack import DecoderStack
+from tests.support import tiny_model
 from tests.support.generate import PagedRunner
 
-VOCAB = 320
+TOKENS = np.random.default_rng(5).integers(0, tiny_model.VOCAB, 60).tolist()
+CASES = [(name, 0) for name in tiny_model.CONFIGS] + [("llama-biases", 4), ("smollm", 8), ("qwen3", 4)]
 
 
-@pytest.fixture(autouse=True)
-def default_device(stream) -> Iterator[None]:
-    before = mx.default_device()
-    mx.set_default_device(stream)
-    yield
-    mx.set_default_device(before)
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def folder(request, tmp_path_factory) -> str:
+    name, bits = request.param
+    path = tmp_path_factory.mktemp("model")
+    config = tiny_model.CONFIGS[name]
+    tiny_model.save(path, config, tiny_model.reference(config, bits=bits), bits=bits)
+    return str(path)
 
 
-class RandomWeights:
-    """Stands in for a checkpoint."""
-
-    def __init__(self, rng: np.random.Generator, dtype: mx.Dtype, bits: int) -> None:
-        self._rng, self._dtype, self._bits = rng, dtype, bits
-
-    def take(self, name: str, *shape: int) -> Weight:
-        dense = mx.array(self._rng.standard_normal(shape) * 0.1, mx.float32).astype(self._dtype)
-        if self._bits and name != "model.embed_tokens.weight":
-            return Weight(*mx.quantize(dense, 64, self._bits), 64, self._bits)
-        return Weight(dense)
-
-    def vector(self, name: str, size: int, dtype: mx.Dtype) -> mx.array:
-        return mx.array(1.0 + 0.2 * self._rng.standard_normal(size), mx.float32).astype(dtype)
-
-    def rope_divisors(self, size: int) -> None:
-        return None
+def run(model: Model) -> mx.array:
+    """Prefill, a mixed step of which two rows have logits, and decode steps of two requests."""
+    runner = PagedRunner(model, page_size=8)
+    parts = [
+        runner.step({"a": TOKENS[:21], "b": TOKENS[5:9]}),
+        runner.step({"a": TOKENS[21:28], "b": TOKENS[9:10]}, rows=[6, 7]),
+    ]
+    parts += [runner.step({"a": [token], "b": [token]}) for token in TOKENS[28:40]]
+    return mx.concatenate(parts)
 
 
-def config_of(**options: object) -> ModelConfig:
-    return ModelConfig(
-        **{
-            "model_type": "llama",
-            "num_layers": 3,
-            "hidden_size": 192,
-            "intermediate_size": 320,
-            "num_qo_heads": 6,
-            "num_kv_heads": 2,
-            "head_dim": 64,
-            "vocab_size": VOCAB,
-            "max_position_embeddings": 512,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "rotary_dim": 64,
-            "tie_word_embeddings": False,
-            "windows": (-1, -1, -1),
-        }
-        | options
-    )
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_stack_has_the_bits_of_the_single_ops(folder, dtype, monkeypatch):
+    stacked = load(folder, dtype=dtype, progress=False).model
+    monkeypatch.setenv("MLXCEL_FUSED_LAYERS", "off")
+    single = load(folder, dtype=dtype, progress=False).model
+    calls = []
+    original = DecoderStack.__call__
+    monkeypatch.setattr(DecoderStack, "__call__", lambda *a: calls.append(1) or original(*a))
+    want = run(single)
+    assert not calls
+    got = run(stacked)
+    assert len(calls) == 14
+    assert mx.array_equal(got, want)
 
 
-def logits(model: Model, tokens: list[int], num_requests: int) -> np.ndarray:
-    """Of a prefill of several lengths and of decode steps behind it."""
-    runner = PagedRunner(model, num_pages=12 * num_requests)
-    parts = [runner.step({str(i): tokens[: 3 + 7 * i % 120] for i in range(num_requests)})]
-    parts += [runner.step({str(i): [token] for i in range(num_requests)}) for token in tokens[:3]]
-    return to_numpy(mx.concatenate(parts))
+@pytest.fixture(scope="module")
+def stacked(tmp_path_factory) -> Model:
+    path = tmp_path_factory.mktemp("llama")
+    config = tiny_model.CONFIGS["llama"]
+    tiny_model.save(path, config, tiny_model.reference(config))
+    return load(str(path), progress=False).model
 
 
-@pytest.mark.parametrize("num_requests", [1, 8, 9, 32, 50, 65])
-@pytest.mark.parametrize("bits", [0, 4])
-def test_a_stack_is_its_layers(dtype, rng, bits, num_requests, monkeypatch):
-    config = config_of(windows=(-1, 20, -1), qkv_bias=num_requests == 9, mlp_bias=num_requests == 9)
-    tokens = rng.integers(0, VOCAB, 150).tolist()
-    answers = []
-    for switch in ("on", "off"):
-        monkeypatch.setenv("MLXCEL_FUSED_LAYERS", switch)
-        weights = RandomWeights(np.random.default_rng(5), dtype, bits)
-        model = Model(config, weights, dtype, lambda done, total: None)
-        answers.append(logits(model, tokens, num_requests))
-    error = np.linalg.norm(answers[0] - answers[1]) / np.linalg.norm(answers[1])
-    assert error < {mx.float32: 1e-5, mx.float16: 4e-3, mx.bfloat16: 3e-2}[dtype]
+def test_pools_share_their_buffers_over_steps(stacked):
+    runner = PagedRunner(stacked)
+    mx.eval(runner.step({"a": TOKENS[:20]}))
+    addresses = [np.array(pool, copy=False).ctypes.data for pool in (*runner.kv.k_pages, *runner.kv.v_pages)]
+    for token in TOKENS[20:40]:
+        mx.eval(runner.step({"a": [token]}))
+    after = [np.array(pool, copy=False).ctypes.data for pool in (*runner.kv.k_pages, *runner.kv.v_pages)]
+    assert after == addresses
+
+
+def test_a_prefill_chunk_without_logits_fills_the_pages(stacked):
+    """An empty array of rows has no data pointer; it once meant all rows."""
+    want, got = PagedRunner(stacked), PagedRunner(stacked)
+    mx.eval(want.step({"a": TOKENS[:40]}))
+    assert got.step({"a": TOKENS[:40]}, rows=[]).shape == (0, tiny_model.VOCAB)
+    assert mx.array_equal(got.step({"a": TOKENS[40:41]}), want.step({"a": TOKENS[40:41]}))
+
+
+def test_wrong_pools_are_refused(stacked):
+    runner = PagedRunner(stacked)
+    runner.kv.v_pages = runner.kv.v_pages[:-1]
+    with pytest.raises(
+        ValueError, match=r"\[decoder_stack\] k_pages and v_pages must have one pool for each of 3"
+    ):
+        runner.step({"a": TOKENS[:3]})
+    runner = PagedRunner(stacked)
+    runner.kv.k_pages[1] = runner.kv.k_pages[1].astype(mx.float16)
+    with pytest.raises(ValueError, match=r"\[decoder_stack\] v_pages must be float16, got float32"):
+        runner.step({"a": TOKENS[:3]})

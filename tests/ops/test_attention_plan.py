@@ -30,6 +30,7 @@ def table_of(kv_len: list[int], page_size: int = 16) -> PageTable:
 def check_cover(plan, table: PageTable, qo_len: list[int], causal: bool, window_left: int) -> None:
     """Tiles cover exactly the pages that a token may see; partial rows are used once and in order."""
     indptr = np.cumsum([0, *qo_len])
+    rows = [table.kv_indices[a:b] for a, b in zip(table.kv_indptr[:-1], table.kv_indptr[1:], strict=True)]
     nnz = int(indptr[-1])
     owner = np.repeat(np.arange(len(qo_len)), qo_len)
     seen = [np.zeros(int(n), int) for n in table.num_pages[owner]]
@@ -37,9 +38,15 @@ def check_cover(plan, table: PageTable, qo_len: list[int], causal: bool, window_
     tiles_of = np.zeros(nnz, int)
     for t in plan.tiles:
         for i in range(t[Q_LEN]):
-            token = t[Q_BEGIN] + i
-            assert owner[token] == t[REQUEST]
-            seen[token][t[PAGE_BEGIN] : t[PAGE_END]] += 1
+            token = plan.token_order[t[Q_BEGIN] + i] if t[SHARED] else t[Q_BEGIN] + i
+            span = slice(t[PAGE_BEGIN], t[PAGE_END])
+            if t[SHARED]:
+                np.testing.assert_array_equal(rows[owner[token]][span], rows[t[REQUEST]][span])
+                assert t[GROUP] == -1
+                assert t[CHUNK] >= 0
+            else:
+                assert owner[token] == t[REQUEST]
+            seen[token][span] += 1
             tiles_of[token] += 1
             if t[CHUNK] >= 0:
                 row = plan.merge_indptr[token] + t[CHUNK]
@@ -59,6 +66,16 @@ def check_cover(plan, table: PageTable, qo_len: list[int], causal: bool, window_
         assert (seen[token] <= 1).all()
         if end > begin:
             assert (seen[token][begin // size : -(-end // size)] == 1).all()
+    for t in plan.tiles[
+        plan.tiles[:, SHARED] == 1
+    ]:  # not masked: all see all of it, whatever the last pages hold
+        for token in plan.token_order[t[Q_BEGIN] : t[Q_BEGIN] + t[Q_LEN]]:
+            r = owner[token]
+            shortest = (int(table.num_pages[r]) - 1) * size + 1 - qo_len[r] + token - int(indptr[r])
+            longest = shortest + size - 1
+            assert t[PAGE_END] < table.num_pages[r]
+            assert not causal or t[PAGE_END] * size <= shortest + 1
+            assert window_left < 0 or t[PAGE_BEGIN] * size >= longest - window_left
 
 
 @settings(max_examples=60, deadline=None)
@@ -133,10 +150,14 @@ def test_batch_invariant_chunks_depend_on_the_request_alone():
             table_of(kv_len), batch_invariant=True, target=PlanTarget(slots, 64, 4, 64, 32, 8, 256), **HEADS
         )
         mine = plan.tiles[plan.tiles[:, REQUEST] == request]
-        return sorted(map(tuple, mine[:, [PAGE_BEGIN, PAGE_END]]))
+        return sorted(map(tuple, mine[:, [PAGE_BEGIN, PAGE_END]].tolist()))
 
     alone = chunks([1000], 0, 2)
-    assert alone == [(0, 16), (16, 32), (32, 48), (48, 63)]
+    # Chunks of a quarter of what lies before them, 4 to 16 pages long.
+    assert alone == [
+        *((i, i + 4) for i in range(0, 32, 4)),
+        *((i, min(i + 8, 63)) for i in range(32, 63, 8)),
+    ]
     assert chunks([5, 1000, 60_000], 1, 2) == alone
     assert chunks([1000] * 40, 17, 264) == alone
 

@@ -138,9 +138,7 @@ def test_a_nan_token_stays_with_the_queries_that_see_it(stream, dtype, rng, grou
     pools[which] = mx.array(a, dtype)
 
     def run(k_pages, v_pages):
-        out = paged_attention(
-            case.q, k_pages, v_pages, case.table, qo_indptr=case.qo_indptr, stream=stream
-        )
+        out = paged_attention(case.q, k_pages, v_pages, case.table, qo_indptr=case.qo_indptr, stream=stream)
         return to_numpy(out)
 
     clean, out = run(case.k_pages, case.v_pages), run(pools["k"], pools["v"])

@@ -86,7 +86,9 @@ def test_random_launches(launch, seed, options, batch_invariant):
 
 @pytest.mark.parametrize("sinks", [None, mx.array([0.5, -1.0, 3.0, 0.0])])
 @pytest.mark.parametrize("dim", [64, 80])
-def test_invariant_plan_gives_the_same_bits_alone_batched_chunked_and_one_by_one(stream, dtype, rng, sinks, dim):
+def test_invariant_plan_gives_the_same_bits_alone_batched_chunked_and_one_by_one(
+    stream, dtype, rng, sinks, dim
+):
     # One request of 300 tokens: all at once; in a batch with others; in three chunks, as chunked prefill or a prefix
     # cache would; and its last tokens in decode steps.
     case = PagedCase(rng, [300, 90], qo_len=[300, 90], dtype=dtype, dim=dim)
@@ -143,7 +145,7 @@ def test_natural_lse_between_partials_and_merge_is_wrong(stream, rng):
     want, _ = case.reference()
     right, _ = merge_states(v, lse, plan.merge_indptr, stream=stream)
     wrong, _ = merge_states(v, lse_to_natural(lse), plan.merge_indptr, stream=stream)
-    assert_close(right, want, ulps=16, scale=1.0)
+    assert_close(right, want, ulps=32, scale=1.0)  # scores of up to 20, rounded before they are exponents
     assert np.abs(to_numpy(wrong) - want).max() > 1e-2
 
 

@@ -224,8 +224,19 @@ def test_bad_input_is_a_value_error(change, text, rng):
         rope_append(**(good | change))
 
 
-def test_slots_beyond_the_pool_are_not_written_on_cpu(rng):
+def test_slots_beyond_the_pool_are_not_written(stream, rng):
     case = Case(rng, mx.float32, nnz=3)
     case.slots = np.array([36, 2**31 - 1, 0], np.int32)  # the pool has 36
-    mx.eval(case.run(frequencies(64), mx.cpu))
-    assert np.isnan(to_numpy(case.k_pages)).sum() == 35 * 2 * 64
+    _, k_pages, v_pages = case.run(frequencies(64), stream)
+    for pages in (k_pages, v_pages):
+        assert np.isnan(to_numpy(pages)).sum() == 35 * 2 * 64
+
+
+def test_more_tokens_than_a_gpu_runs_blocks(stream, rng):
+    case = Case(rng, mx.float16, nnz=9000, hq=2, hkv=1, num_pages=2250)
+    inv_freq = frequencies(64)
+    q_rot, k_pages, v_pages = case.run(inv_freq, stream)
+    assert_close(q_rot, reference.rope(to_numpy(case.q), case.positions, to_numpy(inv_freq)), ulps=1)
+    want_k = reference.rope(to_numpy(case.k), case.positions, to_numpy(inv_freq))
+    assert_close(mx.array(case.tokens(k_pages)[case.slots], mx.float16), want_k, ulps=1)
+    np.testing.assert_array_equal(case.tokens(v_pages)[case.slots], to_numpy(case.v))

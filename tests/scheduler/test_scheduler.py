@@ -26,6 +26,7 @@ def make_scheduler(
     chunk: int = 8,
     budget: int | None = None,
     watermark: float = 0.0,
+    window: int | None = None,
 ) -> Scheduler:
     allocator = PageAllocator(num_pages)
     tree = PrefixTree(allocator, page_size, cache_pages) if cache else None
@@ -38,6 +39,7 @@ def make_scheduler(
         prefill_chunk_size=chunk,
         token_budget=budget or max_num_seqs + chunk,
         watermark=watermark,
+        window_left=window,
     )
 
 
@@ -73,7 +75,9 @@ class Driver:
     def check_answers(self) -> None:
         for r in self.requests:
             assert list(r.output_token_ids) == generate(
-                r.tokens[: r.num_prompt_tokens], r.max_total_tokens - r.num_prompt_tokens
+                r.tokens[: r.num_prompt_tokens],
+                r.max_total_tokens - r.num_prompt_tokens,
+                self.scheduler.window_left,
             )
 
 
@@ -88,6 +92,7 @@ configurations = st.fixed_dictionaries(
         "max_num_seqs": st.integers(1, 6),
         "chunk": st.integers(1, 12),
         "watermark": st.sampled_from([0.0, 0.1]),
+        "window": st.sampled_from([None, None, 0, 1, 5, 20]),
     }
 )
 
@@ -137,6 +142,41 @@ def test_every_request_finishes_with_the_answer_it_gets_alone(
     driver.run()
     driver.check_answers()
     assert driver.scheduler.allocator.num_in_use == 0
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_pages_behind_the_window_are_given_back(cache: bool) -> None:
+    """Decoding, a request holds the pages of its window; without a window it would need 20."""
+    driver = Driver(make_scheduler(24, 4, cache=cache, window=6, chunk=4))
+    request = driver.add([1, 2, 3, 4, 5], 75)
+    most = 0
+    while driver.scheduler.has_work():
+        driver.device.tick()
+        if not request.prefilling:
+            most = max(most, len(request.own_pages))
+    driver.check_answers()
+    assert most == 3  # 7 tokens lie in 3 pages at most
+    assert driver.scheduler.allocator.num_in_use == 0
+
+
+def test_many_long_answers_fit_where_only_their_windows_do() -> None:
+    driver = Driver(make_scheduler(24, 4, cache=False, window=6, chunk=4))
+    for n in range(4):
+        driver.add([n, n, 2], 60)
+    driver.run()
+    driver.check_answers()
+    assert driver.scheduler.stats.preemptions == 0
+
+
+def test_what_a_window_has_passed_is_still_cached_for_the_next_turn() -> None:
+    """The prompt's pages stay in the tree; only what was never in it is lost."""
+    driver = Driver(make_scheduler(32, 4, window=6, chunk=4))
+    first = driver.add(list(range(20)), 9)
+    driver.run()
+    again = driver.add([*first.tokens, 7], 2)
+    driver.run()
+    driver.check_answers()
+    assert again.num_cached_tokens == 28  # 29 tokens were written but the last
 
 
 def test_a_whole_prompt_hit_recomputes_exactly_the_last_token() -> None:

@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 
 from mlxcel_ext.server.app import create_app
+from mlxcel_ext.server.connection import Connection
 from mlxcel_ext.server.settings import ServerSettings
 from mlxcel_ext.server.state import ServerState
 
@@ -62,7 +63,9 @@ class RunningServer:
     async def _main(self) -> None:
         self.state = ServerState(self._settings)
         self.state.attach(self.engine, FakeModel())
-        config = uvicorn.Config(create_app(self.state), port=0, log_level="warning", access_log=False)
+        config = uvicorn.Config(
+            create_app(self.state), port=0, http=Connection, log_level="warning", access_log=False
+        )
         self.server = uvicorn.Server(config)
         serving = asyncio.create_task(self.server.serve())
         while not self.server.started:

@@ -25,6 +25,7 @@ SPECIAL = ("<eos>", "<user>", "<assistant>")
 #: A prompt that holds the word gets the fault.
 FAULTS = {
     "ROWFAULT": "its third token raises in the engine",
+    "DEADEND": "its grammar allows no third token",
     "STALL": "no token ever comes",
     "SLOWPREFILL": "its prefill takes 0.6 s and reports progress",
 }
@@ -109,6 +110,7 @@ class FakeEngine:
         self.step_seconds = step_seconds
         self.replies: dict[str, str] = {}
         self.seen: list[tuple[list[int], SamplingParams]] = []
+        self.placed: list[tuple[int, str | None]] = []  # priority and cache_salt
         self.cancelled: list[str] = []
         self.died = ""
         self.cascade = False  # its steps claim to have read shared prefixes once
@@ -168,6 +170,7 @@ class FakeEngine:
             if len(self._waiting) >= self.config.max_queue_depth:
                 raise QueueFullError(f"{len(self._waiting)} requests wait already")
             self.seen.append((prompt_token_ids, params))
+            self.placed.append((priority, cache_salt))
             self._waiting.append(request)
             self._lock.notify_all()
 
@@ -246,6 +249,9 @@ class FakeEngine:
                 time.sleep(0.2)
         if "ROWFAULT" in prompt and request.sent == 2:
             self._finish(request, "error", error="injected fault")
+            return
+        if "DEADEND" in prompt and request.sent == 2:
+            self._finish(request, "error", error="[grammar] nothing may follow", client_error=True)
             return
         if request.sent == 0:
             request.times = RequestTimes(request.times.submitted, now, now)

@@ -208,6 +208,22 @@ async def test_the_client_reads_every_kind_of_body(chunked: bool) -> None:
     server.close()
 
 
+@pytest.mark.parametrize("header", ["transfer-encoding: chunked", "content-length: 500"])
+async def test_a_server_that_dies_amid_an_answer_is_told(header: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        event = b'data: {"choices":[{"text":"a"}]}\n\n'
+        framed = b"%x\r\n%s\r\n" % (len(event), event) if "chunked" in header else event
+        writer.write(f"HTTP/1.1 200 OK\r\n{header}\r\n\r\n".encode() + framed)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    sample = await Target(f"http://127.0.0.1:{port}").stream("/x", {"a": 1}, 5)
+    assert "closed the connection amid the answer" in sample.error
+    server.close()
+
+
 def test_summaries_of_known_numbers() -> None:
     samples = [Sample(0, 0.1, [0.1, 0.3], 0.5, 10, 3), Sample(0, 0.3, [], 0.3, 10, 1), Sample(error="x")]
     result = summarize(samples, 2.0, [50, 99])

@@ -79,6 +79,14 @@ async def test_logprobs_whole_and_streamed(client: httpx.AsyncClient, engine: Fa
     assert [entry for part in parts for entry in part] == content
 
 
+async def test_a_stream_says_of_the_prompt_what_the_whole_answer_says(client: httpx.AsyncClient) -> None:
+    wanted = {"prompt_logprobs": 1, "return_token_ids": True, "max_tokens": 2, "n": 2}
+    body = await chat(client, **wanted)
+    chunks = await stream(client, **wanted)
+    for name in ("prompt_logprobs", "prompt_token_ids"):
+        assert [chunk[name] for chunk in chunks if name in chunk] == [body[name]]
+
+
 async def test_messages_reach_the_template(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},

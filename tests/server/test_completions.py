@@ -8,6 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from mlxcel_ext.server.openapi import document
+from mlxcel_ext.server.settings import ServerSettings
+
 from .fake_engine import FakeEngine, FakeTokenizer
 
 TOKENIZER = FakeTokenizer()
@@ -65,6 +68,29 @@ async def test_every_form_of_prompt(client: httpx.AsyncClient, prompt: Any, text
     assert [choice["text"] for choice in body["choices"]] == [text for text in texts for _ in range(2)]
     assert body["usage"]["prompt_tokens"] == 2 * len(texts)
     assert body["usage"]["completion_tokens"] == 4 * len(texts)
+
+
+@pytest.mark.parametrize(
+    ("path", "schema", "needed"),
+    [
+        ("/v1/completions", "CompletionRequest", {"prompt": "a"}),
+        (
+            "/v1/chat/completions",
+            "ChatCompletionRequest",
+            {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 2},
+        ),
+    ],
+)
+async def test_null_is_the_default_and_unknown_fields_are_ignored(
+    client: httpx.AsyncClient, engine: FakeEngine, path: str, schema: str, needed: dict[str, Any]
+) -> None:
+    fields = document()["components"]["schemas"][schema]["properties"]
+    nulls = dict.fromkeys(set(fields) - set(needed))
+    plain = await client.post(path, json=needed)
+    same = await client.post(path, json={**nulls, **needed, "made_up": {"x": [1]}, "best_effort": True})
+    assert (plain.status_code, same.status_code) == (200, 200)
+    assert engine.seen[0] == engine.seen[1]
+    assert same.json()["choices"] == plain.json()["choices"]
 
 
 async def test_choices_get_seeds_of_their_own(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -202,3 +228,25 @@ async def test_more_prompts_than_the_queue_holds_wait_for_their_own(
     prompts = [f"prompt {index:02}" for index in range(40)]
     body = await complete(client, prompt=prompts, max_tokens=9)
     assert [choice["text"] for choice in body["choices"]] == prompts
+
+
+async def test_a_salt_reaches_the_engine_and_a_priority_is_refused(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    await complete(client, prompt="a", max_tokens=1, cache_salt="s", priority=0)
+    assert engine.placed == [(0, "s")]
+    response = await client.post("/v1/completions", json={"prompt": "a", "priority": -5})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "priority"
+
+
+class TestPriority:
+    @pytest.fixture
+    def settings(self) -> ServerSettings:
+        return ServerSettings(served_model_name=("fake",), scheduling_policy="priority")
+
+    async def test_a_priority_reaches_the_engine_where_the_policy_heeds_it(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        await complete(client, prompt="a", max_tokens=1, priority=-5)
+        assert engine.placed == [(-5, None)]

@@ -71,6 +71,7 @@ BAD_FIELDS = [
     ("response_format", {"type": "json_schema"}),
     ("structured_outputs", {"grammar": "bad"}),
     ("cache_salt", 1),
+    ("stream_options", {"include_usage": True}),
     ("priority", "high"),
 ]
 
@@ -229,6 +230,20 @@ async def test_a_model_without_a_template_says_so(
 ) -> None:
     monkeypatch.setattr(FakeModel, "chat_template", None)
     assert check_error(await client.post(CHAT, json=USER), 400)["code"] == "no_chat_template"
+
+
+@pytest.mark.parametrize(("path", "base"), [(COMPLETIONS, {"prompt": "DEADEND"}), (CHAT, {})])
+async def test_a_request_to_blame_for_its_failure_gets_a_400(
+    client: httpx.AsyncClient, path: str, base: dict
+) -> None:
+    body = base or {"messages": [{"role": "user", "content": "DEADEND"}]}
+    error = check_error(await client.post(path, json=body), 400)
+    assert error["type"] == "invalid_request_error"
+    assert "[grammar] nothing may follow" in error["message"]
+    response = await client.post(path, json={**body, "stream": True})
+    *_, failed, done = response.text.strip().split("\n\n")
+    assert json.loads(failed.removeprefix("data: ")) == {"error": error}
+    assert done == "data: [DONE]"
 
 
 async def test_one_faulty_row_fails_alone(client: httpx.AsyncClient) -> None:

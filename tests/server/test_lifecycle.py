@@ -57,6 +57,29 @@ def test_a_client_that_leaves_frees_its_rows(
     assert httpx.post(server.url + COMPLETIONS, json={"prompt": "a", "max_tokens": 1}).status_code == 200
 
 
+HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD, HEAD + b"\r\n" + HEAD])
+def test_a_silent_connection_is_closed(serve: Serve, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr("mlxcel_ext.server.connection.SILENCE_LIMIT", 0.2)
+    with socket.create_connection(("127.0.0.1", serve().port), timeout=10) as connection:
+        connection.sendall(sent)
+        answered = b""
+        while piece := connection.recv(4096):
+            answered += piece
+    assert answered.count(b"200 OK") == sent.count(b"\r\n\r\n")
+
+
+def test_a_connection_that_waits_for_its_answer_is_kept(
+    serve: Serve, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxcel_ext.server.connection.SILENCE_LIMIT", 0.1)
+    with raw_post(serve(), {"prompt": "SLOWPREFILL", "max_tokens": 1}) as connection:
+        connection.settimeout(10)
+        assert b"200 OK" in connection.recv(4096)
+
+
 def test_the_frames_of_a_stream_are_exact(serve: Serve, engine: FakeEngine) -> None:
     engine.step_seconds = 0.01
     server = serve(keepalive_interval=0.25)

@@ -120,11 +120,14 @@ async def test_metrics_speak_openmetrics_too(client: httpx.AsyncClient) -> None:
     assert response.headers["content-type"].startswith("application/openmetrics-text")
 
 
-async def test_paths_that_do_not_exist_share_one_label(client: httpx.AsyncClient) -> None:
+async def test_paths_and_methods_that_do_not_exist_share_one_label(client: httpx.AsyncClient) -> None:
     for index in range(3):
         await client.get(f"/made/up/{index}")
+        await client.request(f"MADEUP{index}", "/health")
     text = (await client.get("/metrics")).text
     assert "made/up" not in text
+    assert "MADEUP" not in text
+    assert re.search(r'mlxcel_http_requests_total\{method="any",route="/health",status="405"\} 3', text)
     assert re.search(r'mlxcel_http_requests_total\{method="any",route="unmatched",status="404"\} 3', text)
 
 

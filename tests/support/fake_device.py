@@ -18,11 +18,11 @@ def next_token(history: Sequence[int]) -> int:
     return int.from_bytes(digest, "little") % VOCAB
 
 
-def generate(prompt: Sequence[int], count: int) -> list[int]:
+def generate(prompt: Sequence[int], count: int, window_left: int | None = None) -> list[int]:
     """What a request must answer, alone and without a cache."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(tokens if window_left is None else tokens[-window_left - 1 :]))
     return tokens[len(prompt) :]
 
 
@@ -57,10 +57,15 @@ class FakeDevice:
         sampled = []
         for row in plan.rows:
             assert len(row.pages) == -(-(row.start + row.count) // size)
+            window, end = self.scheduler.window_left, row.start + row.count
+            first = 0 if window is None else max(0, row.start - window)
+            seen = [self.pages[row.pages[p // size]][p % size] for p in range(first, end)]
+            assert None not in seen, "a row reads a slot that nobody wrote"
+            known = row.request.tokens[first:end]
+            assert seen[: len(known)] == known, "a row reads another's tokens"
             if row.sample:
-                seen = [t for page in row.pages for t in self.pages[page]][: row.start + row.count]
-                assert None not in seen, "a row reads a slot that nobody wrote"
-                sampled.append((row.request, next_token([t for t in seen if t is not None])))
+                visible = seen if window is None else seen[-window - 1 :]
+                sampled.append((row.request, next_token([t for t in visible if t is not None])))
         self.in_flight.append(sampled)
         self.plans.append(plan)
 

@@ -39,6 +39,7 @@ class FakeModel:
             vocab_size=VOCAB,
             max_position_embeddings=max_len,
             eos_token_ids=(EOS,),
+            windows=(),
         )
         self.on_call = on_call
         self._no_rotation = mx.zeros((0,))

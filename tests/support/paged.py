@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+
 import mlx.core as mx
 import numpy as np
 
@@ -14,7 +16,8 @@ class PagedCase:
     """q, pools and table of a batch with the given token counts.
 
     Pages are dealt in random order from a pool with a few more; `kv_indices` ends in absurd ids that nothing may
-    read. `offsets` are tokens at the front of each request's pages that are not its own.
+    read. `offsets` are tokens at the front of each request's pages that are not its own. `shared` names the first
+    pages of each request: equal names are one page (default: no page has a name).
     """
 
     def __init__(
@@ -30,12 +33,19 @@ class PagedCase:
         page_size: int = 16,
         layout: str = "NHD",
         offsets: list[int] | None = None,
+        shared: Sequence[Sequence[Hashable]] | None = None,
         scale: float = 1.0,
     ) -> None:
         first = offsets or [0] * len(kv_len)
         counts = [-(-(n + f) // page_size) if n else 0 for n, f in zip(kv_len, first, strict=True)]
-        num_pages = sum(counts) + 3
-        ids = rng.permutation(num_pages)
+        names: list[Hashable] = [
+            shared[r][i] if shared is not None and i < len(shared[r]) else (r, i)
+            for r, count in enumerate(counts)
+            for i in range(count)
+        ]
+        number = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        num_pages = len(number) + 3
+        ids = rng.permutation(num_pages)[[number[name] for name in names]]
         ends = np.cumsum([0, *counts])
         self.layout = layout
         self.kv_len = kv_len

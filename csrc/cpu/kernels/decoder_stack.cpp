@@ -61,7 +61,7 @@ class Run {
       const DecoderLayerArrays& layer = layers[i];
       const bool last = i + 1 == layers.size();
       attend(layer, pages[i]);
-      if (last && arrays_.logit_rows != nullptr) keep_logit_rows();
+      if (last && params_.has_logit_rows) keep_logit_rows();
       multiply(layer.output, attended_, branch_, params_.norm.hidden);
       add_branch(layer.post_norm, normed_);
       multiply(layer.gate_up, normed_, gate_up_, 2 * int64_t{params_.intermediate});
@@ -165,6 +165,7 @@ class Run {
 void decoder_stack(const DecoderParams& params, const DecoderArrays& arrays,
                    std::span<const DecoderLayerArrays> layers, std::span<const PagePair> pages) {
   if (params.norm.rows == 0) return;
+  const KeepAwake keep_awake;
   Run(params, arrays).layers(layers, pages);
 }
 

@@ -38,9 +38,10 @@ struct PagePair {
 struct DecoderParams {
   PagedAttentionParams attention;  // window_left and q are the layers' own
   RopeAppendParams rope;
-  AddRmsNormParams norm;  // rows: all tokens
-  int32_t intermediate;   // elements a row of gate, and of up
-  int32_t num_logit_rows;
+  AddRmsNormParams norm;   // rows: all tokens
+  int32_t intermediate;    // elements a row of gate, and of up
+  int32_t has_logit_rows;  // 0: all tokens go on behind the last attention
+  int32_t num_logit_rows;  // may be 0
 };
 
 struct DecoderArrays {
@@ -49,8 +50,7 @@ struct DecoderArrays {
   const int32_t* slots;       // (tokens)
   const int32_t* positions;   // (tokens)
   const float* inv_freq;      // (rotary_dim / 2)
-  const int32_t* logit_rows;  // (num_logit_rows) tokens that go on behind the last attention; null:
-                              // all
+  const int32_t* logit_rows;  // (num_logit_rows) tokens that go on behind the last attention
   const void* final_norm;
   void* out;  // (num_logit_rows, hidden)
 };

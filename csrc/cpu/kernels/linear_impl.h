@@ -50,21 +50,32 @@ inline float bias_at(const LinearParams& params, const LinearArrays& arrays, int
   return 0.0f;
 }
 
-/// Adds the bias and writes columns [n0, n0 + kLanes) of one row, as far as they exist.
 template <class T>
+void store_columns(T* out, int count, vfloat total) {
+  if (count == kLanes) return store(out, total);
+  T part[kLanes];
+  store(part, total);
+  for (int i = 0; i < count; ++i) out[i] = part[i];
+}
+
+/// Adds the bias and writes columns [n0, n0 + kLanes) of one row, as far as they exist.
 void store_out(const LinearParams& params, const LinearArrays& arrays, int64_t row, int n0,
                vfloat total) {
-  T* out = static_cast<T*>(arrays.out) + row * params.out_stride + n0;
+  const int64_t at = row * params.out_stride + n0;
   const int count = smaller(kLanes, params.n - n0);
   if (params.has_bias) {
     float bias[kLanes] = {};
     for (int i = 0; i < count; ++i) bias[i] = bias_at(params, arrays, n0 + i);
     total += load(bias);
   }
-  if (count == kLanes) return store(out, total);
-  T part[kLanes];
-  store(part, total);
-  for (int i = 0; i < count; ++i) out[i] = part[i];
+  switch (params.dtype) {
+    case FloatType::f32:
+      return store_columns(static_cast<float*>(arrays.out) + at, count, total);
+    case FloatType::f16:
+      return store_columns(static_cast<f16*>(arrays.out) + at, count, total);
+    case FloatType::bf16:
+      return store_columns(static_cast<bf16*>(arrays.out) + at, count, total);
+  }
 }
 
 /// f(i, j) for i below M and j below N, both constants.
@@ -137,7 +148,7 @@ constexpr int kFewVectors = kGroupRows / kLanes < 8 ? kGroupRows / kLanes : 8;
 
 /// Rows [0, M) of x times rows [n0, n0 + R * kLanes) of the weight. R vectors of rows hide the
 /// latency of a sum's chain of additions: M * R chains run side by side.
-template <WeightFormat F, class T, int M, int R>
+template <WeightFormat F, int M, int R>
 void few_rows_unit(const LinearParams& params, const LinearArrays& arrays, const float* x,
                    const float* sums, int n0) {
   using Form = Format<F>;
@@ -180,30 +191,30 @@ void few_rows_unit(const LinearParams& params, const LinearArrays& arrays, const
   }
   each<M, R>([&](auto m, auto r) __attribute__((always_inline)) {
     const int n = n0 + r * kLanes;
-    if (n < params.n) store_out<T>(params, arrays, m, n, total[m][r]);
+    if (n < params.n) store_out(params, arrays, m, n, total[m][r]);
   });
 }
 
-template <WeightFormat F, class T, int M, int R>
+template <WeightFormat F, int M, int R>
 void few_rows_units(const LinearParams& params, const LinearArrays& arrays, const float* x,
                     const float* sums, int begin, int end) {
   for (int n0 = begin; n0 < end; n0 += R * kLanes) {
-    few_rows_unit<F, T, M, R>(params, arrays, x, sums, n0);
+    few_rows_unit<F, M, R>(params, arrays, x, sums, n0);
   }
 }
 
-template <WeightFormat F, class T>
+template <WeightFormat F>
 void few_rows(const LinearParams& params, const LinearArrays& arrays, const float* x,
               const float* sums, int begin, int end) {
   switch (params.rows) {
     case 1:
-      return few_rows_units<F, T, 1, kFewVectors>(params, arrays, x, sums, begin, end);
+      return few_rows_units<F, 1, kFewVectors>(params, arrays, x, sums, begin, end);
     case 2:
-      return few_rows_units<F, T, 2, kFewVectors / 2>(params, arrays, x, sums, begin, end);
+      return few_rows_units<F, 2, kFewVectors / 2>(params, arrays, x, sums, begin, end);
     case 3:
-      return few_rows_units<F, T, 3, kFewVectors / 4>(params, arrays, x, sums, begin, end);
+      return few_rows_units<F, 3, kFewVectors / 4>(params, arrays, x, sums, begin, end);
     case 4:
-      return few_rows_units<F, T, 4, kFewVectors / 4>(params, arrays, x, sums, begin, end);
+      return few_rows_units<F, 4, kFewVectors / 4>(params, arrays, x, sums, begin, end);
   }
 }
 
@@ -245,7 +256,8 @@ void multiply_tile(const float* x, const float* sums, int64_t sum_stride, const 
                    int depth, int run, bool first, float* totals) {
   for (int g = 0, k = 0; k < depth; ++g) {
     vfloat sum[M][kPanelVectors];
-    each<M, kPanelVectors>([&](auto m, auto v) __attribute__((always_inline)) { sum[m][v] = vfloat{}; });
+    each<M, kPanelVectors>([&](auto m, auto v)
+                               __attribute__((always_inline)) { sum[m][v] = vfloat{}; });
     for (const int end = smaller(k + run, depth); k < end; ++k) {
       vfloat w[kPanelVectors];
       unroll<kPanelVectors>([&](auto v) __attribute__((always_inline)) {
@@ -282,7 +294,7 @@ void multiply_tile(int rows, const float* x, const float* sums, int64_t sum_stri
   }
 }
 
-template <WeightFormat F, class T>
+template <WeightFormat F>
 void many_rows(const LinearParams& params, const LinearArrays& arrays, const float* packed,
                const float* sums, int64_t first, int rows, int n0, float* totals, void* scratch) {
   constexpr bool kQuantized = Format<F>::kQuantized;
@@ -309,8 +321,8 @@ void many_rows(const LinearParams& params, const LinearArrays& arrays, const flo
   }
   for (int row = 0; row < rows; ++row) {
     for (int c = 0; c < columns; c += kLanes) {
-      store_out<T>(params, arrays, first + row, n0 + c,
-                   load(totals + int64_t{row} * kTaskColumns + c));
+      store_out(params, arrays, first + row, n0 + c,
+                load(totals + int64_t{row} * kTaskColumns + c));
     }
   }
 }
@@ -346,9 +358,9 @@ void pack_weight(const LinearParams& params, const LinearArrays& from, int begin
 
 template <WeightFormat F, class T>
 constexpr LinearKernels kernels_of() {
-  return {kTileRows,        int64_t{kTaskPanels} * sizeof(Panel),
-          &few_rows<F, T>,  &widen_x<F, T>,
-          &many_rows<F, T>, &pack_x<T>,
+  return {kTileRows,     int64_t{kTaskPanels} * sizeof(Panel),
+          &few_rows<F>,  &widen_x<F, T>,
+          &many_rows<F>, &pack_x<T>,
           &pack_weight};
 }
 

@@ -2,25 +2,9 @@
 
 #include <cstddef>
 
-#include "params/paged_attention.h"
+#include "params/attention_inputs.h"
 
 namespace mlxcel::cpu {
-
-/// What a launch reads. Shapes are in backend.h, meanings in params/paged_attention.h.
-struct AttentionInputs {
-  const void* q;
-  const void* k_pages;
-  const void* v_pages;
-  const int32_t* kv_indptr;
-  const int32_t* kv_indices;
-  const int32_t* kv_last_page_len;
-  const AttentionTile* tiles;
-  const int32_t* merge_indptr;
-  const int32_t* qo_indptr;          // or nullptr
-  const int32_t* first_page_offset;  // or nullptr
-  const float* sinks;                // or nullptr
-  const int32_t* token_order;        // or nullptr
-};
 
 /// out (num_q, num_qo_heads, head_dim) of params.dtype, lse (num_q, num_qo_heads) f32 log2.
 void paged_attention(const PagedAttentionParams& params, const AttentionInputs& in, void* out,

@@ -165,14 +165,25 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
 async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
     """Pieces of the body as they come: chunked, of known length, or up to the end of the connection."""
     if headers.get("transfer-encoding", "").lower() == "chunked":
-        while size := int((await reader.readline()).split(b";")[0], 16):
+        while True:
+            line = await reader.readline()
+            if not line:
+                raise _cut_off()
+            size = int(line.split(b";")[0], 16)
+            if size == 0:
+                return
             yield await reader.readexactly(size)
             await reader.readline()
-        return
     left = int(headers["content-length"]) if "content-length" in headers else None
     while left is None or left > 0:
         piece = await reader.read(65536 if left is None else min(left, 65536))
         if not piece:
+            if left is not None:
+                raise _cut_off()
             return
         left = None if left is None else left - len(piece)
         yield piece
+
+
+def _cut_off() -> ConnectionError:
+    return ConnectionResetError("the server closed the connection amid the answer")

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..ops import rope_append
+from ..ops.memory import zeros
 
 
 class KVPool:
@@ -48,9 +49,8 @@ class KVPool:
 
     def reset(self) -> None:
         """Start over with empty buffers: after a device error nobody knows what the old ones hold."""
-        self.k_pages = [mx.zeros(self._shape, self.dtype) for _ in range(self._num_layers)]
-        self.v_pages = [mx.zeros(self._shape, self.dtype) for _ in range(self._num_layers)]
-        mx.eval(self.k_pages, self.v_pages)
+        self.k_pages = [zeros(self._shape, self.dtype) for _ in range(self._num_layers)]
+        self.v_pages = [zeros(self._shape, self.dtype) for _ in range(self._num_layers)]
 
     def handles(self) -> tuple[list[mx.array], list[mx.array]]:
         """The present handles, for restore()."""

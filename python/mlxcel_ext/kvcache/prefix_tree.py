@@ -47,7 +47,8 @@ class PrefixTree:
 
     The tree adds nothing to a page's users: a page that only the tree holds is *cached* and may be evicted,
     least recently used leaf first. A request uses every page on its path, so a page in use never hangs
-    below a page that can be evicted, and every cached page can be.
+    below a page that can be evicted, and every cached page can be; but for requests that have dropped pages behind
+    a sliding window: what they dropped can be evicted when they have ended.
     """
 
     def __init__(self, allocator: PageAllocator, page_size: int, max_pages: int | None = None) -> None:
@@ -116,12 +117,14 @@ class PrefixTree:
         pages: MutableSequence[int],
         salt: str | None = None,
         *,
+        first: int = 0,
         with_tail: bool = False,
     ) -> list[int]:
         """Hold the pages of a request whose KV of these tokens is written, in the present step at the latest.
 
         Where the tree has another page for the same prefix, that one takes the place of the request's in
         ``pages``; the replaced pages are returned, for the caller to release once nothing planned uses them.
+        Pages before ``first`` are the request's no more: where the tree does not hold them, it takes nothing.
         with_tail also holds a last page that is not full, for others to copy from; the request must not
         write to it any more.
         """
@@ -136,13 +139,15 @@ class PrefixTree:
         if node is None:
             node = self._roots[salt] = _Node((), -1, None, 0, 0)
             node.salt = salt
-        replaced = []
+        replaced: list[int] = []
         for i in range(full):
             key = tuple(tokens[i * size : (i + 1) * size])
             child = node.children.get(key)
             if child is None:
+                if i < first:
+                    return replaced
                 child = self._add(node, key, pages[i])
-            elif child.page != pages[i]:
+            elif i >= first and child.page != pages[i]:
                 self._allocator.retain(child.page)
                 replaced.append(pages[i])
                 pages[i] = child.page

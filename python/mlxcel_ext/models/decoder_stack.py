@@ -7,7 +7,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from .. import _ext
+from ..ops.decoder_stack import DecoderLayer, DecoderShape, LayerStack
 from ..ops.linear import on_cpu
 from .batch import AttentionBatch
 from .config import ModelConfig
@@ -27,7 +27,7 @@ class DecoderStack:
     ----------
     config : ModelConfig
         Shapes.
-    layers : sequence of _ext.DecoderLayer
+    layers : sequence of DecoderLayer
         Their weights.
     final_norm, inv_freq : mx.array
         Weight of the norm behind the last layer; the rotary frequencies.
@@ -38,20 +38,20 @@ class DecoderStack:
     def __init__(
         self,
         config: ModelConfig,
-        layers: Sequence[_ext.DecoderLayer],
+        layers: Sequence[DecoderLayer],
         final_norm: mx.array,
         inv_freq: mx.array,
         rope_scale: float,
     ) -> None:
         self._config = config
-        shape = _ext.DecoderShape(
+        shape = DecoderShape(
             num_qo_heads=config.num_qo_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             norm_eps=config.rms_norm_eps,
             rope_scale=rope_scale,
         )
-        self._stack = _ext.DecoderStack(list(layers), final_norm, inv_freq, shape)
+        self._stack = LayerStack(list(layers), final_norm, inv_freq, shape)
 
     def takes(self, batch: AttentionBatch) -> bool:
         """Whether a step can run: any on CPU; on a GPU decode steps of a few requests, since MLX's products are the

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from .. import _ext
+from ..ops.decoder_stack import PackedLinear, StackLinear
 from ..ops.linear import PackedWeight, linear, on_cpu, quantized_linear
 
 #: Quantized formats that the CPU kernels know; others run on mx.quantized_matmul.
@@ -60,19 +60,19 @@ class Linear:
             self._stored = None
         return self._packed
 
-    def stack_layer(self) -> _ext.StackLinear | None:
+    def stack_layer(self) -> StackLinear | None:
         """The layer as DecoderStack takes it; None where our kernels do not know its format."""
         packed = self._pack()
         if packed is not None:
-            return _ext.StackLinear(packed.arrays, packed.layout, self.bias, packed=True)
+            return StackLinear(packed.arrays, packed.layout, self.bias, packed=True)
         if not self._compiled:
             return None
         weight, scales, _ = self._rows_stored()
         group_size, bits, _ = self._quantization
         form = str(weight.dtype).removeprefix("mlx.core.") if scales is None else f"q{bits}"
-        layout = _ext.PackedLinear(self.out_features, self.in_features, form, group_size)
+        layout = PackedLinear(self.out_features, self.in_features, form, group_size)
         held = [a for a in self._rows_stored() if a is not None]
-        return _ext.StackLinear(held, layout, self.bias, packed=False)
+        return StackLinear(held, layout, self.bias, packed=False)
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from .. import _ext, env
+from .. import env
 from ..ops import swiglu
+from ..ops.decoder_stack import DecoderLayer
+from ..ops.memory import use_huge_pages
 from .batch import AttentionBatch
 from .config import ModelConfig
 from .decoder_stack import DecoderStack, KVPages
@@ -82,6 +84,8 @@ class Model:
             mx.eval(layer.arrays)
             self._layers.append(layer)
             step(index + 1, config.num_layers)
+        held = [self._embedding.arrays, self._head.arrays, *(layer.arrays for layer in self._layers)]
+        use_huge_pages([a for arrays in held for a in arrays])
         self._stack = self._make_stack(rope)
 
     def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: KVPages) -> mx.array:
@@ -175,14 +179,14 @@ class _Layer:
         matrices = [*self._qkv.arrays, *self._output.arrays, *self._gate_up.arrays, *self._down.arrays]
         return [self.input_norm, self._post_norm, *matrices, *self._head_norms]
 
-    def stack_layer(self) -> _ext.DecoderLayer | None:
+    def stack_layer(self) -> DecoderLayer | None:
         """The layer as DecoderStack takes it; None where our kernels do not know a matrix."""
         groups = (self._qkv.linears, [self._output], self._gate_up.linears, [self._down])
         qkv, output, gate_up, down = ([linear.stack_layer() for linear in group] for group in groups)
         if None in (*qkv, *output, *gate_up, *down):
             return None
         q_norm, k_norm = self._head_norms or (None, None)
-        return _ext.DecoderLayer(
+        return DecoderLayer(
             qkv=qkv,
             output=output,
             gate_up=gate_up,

@@ -2,6 +2,7 @@
 
 from .attention import lse_to_natural, merge_states, paged_attention, paged_attention_partial
 from .attention_plan import AttentionPlan, PlanTarget, cpu_target, cuda_target, metal_target, plan_attention
+from .cascade import CascadeCosts, SharedPrefixTree, cascade_attention, detect_shared_prefix, plan_cascade
 from .kvcache import rope_append
 from .linear import PackedWeight, linear, quantized_linear, swiglu
 from .norm import add_rms_norm
@@ -24,17 +25,21 @@ from .sampling import (
 # All of these are public names of the package.
 __all__ = [
     "AttentionPlan",
+    "CascadeCosts",
     "PackedWeight",
     "PageTable",
     "PlanTarget",
     "SampleResult",
     "SamplingBatch",
+    "SharedPrefixTree",
     "TokenLogprobs",
     "add_rms_norm",
+    "cascade_attention",
     "chain_speculative_sample",
     "count_tokens",
     "cpu_target",
     "cuda_target",
+    "detect_shared_prefix",
     "edit_logits",
     "linear",
     "lse_to_natural",
@@ -44,6 +49,7 @@ __all__ = [
     "paged_attention",
     "paged_attention_partial",
     "plan_attention",
+    "plan_cascade",
     "quantized_linear",
     "rope_append",
     "sample",

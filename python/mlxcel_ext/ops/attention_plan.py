@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _ext
+from ..outcomes import CascadeDeclined, FusedCascade
 from .arguments import argument_errors
 from .page_table import Int32, PageTable, as_int32, check_indptr
 
@@ -42,6 +43,8 @@ def cuda_target(num_sms: int) -> _ext.PlanTarget:
         tile_overhead=128,
         max_waves=16,
         invariant_chunk_tokens=2048,
+        small_rows=32,  # more take the ragged kernels, two blocks a multiprocessor
+        large_slots=2 * num_sms,
     )
 
 
@@ -61,12 +64,17 @@ def metal_target(gpu_cores: int) -> _ext.PlanTarget:
 
 def default_target(stream: mx.Stream | mx.Device | None = None) -> _ext.PlanTarget:
     """Target of the device that ``stream`` (default: MLX's default device) runs on."""
-    device = stream.device if isinstance(stream, mx.Stream) else stream
-    if (mx.default_device() if device is None else device) == mx.cpu:
+    if on_cpu(stream):
         return cpu_target(_ext.num_threads())
     if mx.metal.is_available():
         return metal_target(_apple_gpu_cores())
     return cuda_target(_multiprocessors())
+
+
+def on_cpu(stream: mx.Stream | mx.Device | None = None) -> bool:
+    """Whether ``stream`` (default: MLX's default device) runs on the CPU."""
+    device = stream.device if isinstance(stream, mx.Stream) else stream
+    return bool((mx.default_device() if device is None else device) == mx.cpu)
 
 
 @functools.cache
@@ -84,26 +92,32 @@ def _multiprocessors() -> int:
 
 
 class AttentionPlan:
-    """Tiles of an attention launch, from ``plan_attention``. Immutable.
+    """Tiles of an attention launch, from ``plan_attention`` or ``plan_cascade``. Immutable.
 
     Holds page spans, not token counts: it serves every layer of a step, and every later step as long as no
-    request gains or loses a page or a query token (``matches``).
+    request gains or loses a page or a query token (``matches``) and shared pages stay where they are.
 
     Attributes
     ----------
     tiles : numpy.ndarray
         int32 ``[num_tiles, 8]``, longest first: request, q_begin, q_len, page_begin, page_end, chunk,
         shared, group (csrc/params/paged_attention.h).
+    token_order : numpy.ndarray
+        int32, the query tokens of tiles that are shared: those that ``q_begin`` and ``q_len`` of such a tile say.
     merge_indptr : numpy.ndarray
         int32 ``[num_q + 1]``, the partial rows of each query token; an empty range: its tile writes the output.
     num_partials : int
         Rows that ``paged_attention_partial`` returns.
+    cascade : FusedCascade | CascadeDeclined | None
+        What ``plan_cascade`` chose; None: ``plan_attention``'s.
     """
 
     __slots__ = (
         "_causal",
+        "_first_page_offset",
         "_group_size",
         "_invariant",
+        "_kv_indices",
         "_kv_indptr",
         "_matched",
         "_num_kv_heads",
@@ -111,6 +125,7 @@ class AttentionPlan:
         "_page_size",
         "_plan",
         "_window_left",
+        "cascade",
         "partial",
         "qo_indptr",
     )
@@ -126,9 +141,14 @@ class AttentionPlan:
         window_left: int,
         invariant: bool,
         partial: bool,
+        cascade: FusedCascade | CascadeDeclined | None = None,
     ) -> None:
         self._plan = plan
         self._kv_indptr = table.kv_indptr
+        self.cascade = cascade
+        # Tiles that are shared hold for these pages alone.
+        self._kv_indices = table.kv_indices if plan.num_members else None
+        self._first_page_offset = table.first_page_offset
         self._page_size = table.page_size
         self._matched: tuple[PageTable, object] = (table, qo_indptr)
         self._on_device: _ext.AttentionTiles | None = None
@@ -143,6 +163,10 @@ class AttentionPlan:
         return self._plan.tiles
 
     @property
+    def token_order(self) -> Int32:
+        return self._plan.token_order
+
+    @property
     def merge_indptr(self) -> Int32:
         return self._plan.merge_indptr
 
@@ -151,7 +175,8 @@ class AttentionPlan:
         return self._plan.num_partials
 
     def matches(self, table: PageTable, qo_indptr: npt.ArrayLike | None = None) -> bool:
-        """Whether the plan serves ``table`` and ``qo_indptr``: equal page counts and query counts."""
+        """Whether the plan serves ``table`` and ``qo_indptr``: equal page counts and query counts, and equal pages
+        where some are shared."""
         if self._matched[0] is table and self._matched[1] is qo_indptr:
             return True
         if table.page_size != self._page_size or not _equal(table.kv_indptr, self._kv_indptr):
@@ -159,6 +184,11 @@ class AttentionPlan:
         if (qo_indptr is None) != (self.qo_indptr is None):
             return False
         if qo_indptr is not None and not _equal(np.asarray(qo_indptr), self.qo_indptr):
+            return False
+        if self._kv_indices is not None and not (
+            _equal(table.kv_indices, self._kv_indices)
+            and _equal(table.first_page_offset, self._first_page_offset)
+        ):
             return False
         self._matched = (table, qo_indptr)
         return True
@@ -176,12 +206,18 @@ class AttentionPlan:
         """ValueError unless the plan serves this launch."""
         if not self.matches(table, qo_indptr):
             raise ValueError(
-                f"[{op}] plan was made for other page counts or query counts than table's: plan again, got {self}."
+                f"[{op}] plan was made for other page counts or query counts than table's, or for other shared pages: "
+                f"plan again, got {self}."
             )
         if (num_kv_heads, num_qo_heads) != (self._num_kv_heads, self._num_kv_heads * self._group_size):
             raise ValueError(
                 f"[{op}] plan is for {self._num_kv_heads * self._group_size} query heads and {self._num_kv_heads} KV "
                 f"heads, got {num_qo_heads} and {num_kv_heads}."
+            )
+        if self._plan.num_members and (causal, window_left) != (self._causal, self._window_left):
+            raise ValueError(
+                f"[{op}] plan shares pages for causal={self._causal} and window_left={self._window_left} alone, got "
+                f"causal={causal} and window_left={window_left}."
             )
         if self._causal and not causal:
             raise ValueError(f"[{op}] plan is for causal attention, got causal=False.")
@@ -197,7 +233,7 @@ class AttentionPlan:
             self._on_device = _ext.AttentionTiles(
                 mx.array(p.tiles),
                 mx.array(p.merge_indptr),
-                None,
+                mx.array(p.token_order) if p.num_members else None,
                 p.num_partials,
                 self._invariant,
                 p.max_q_len,
@@ -215,8 +251,39 @@ class AttentionPlan:
         )
 
 
-def _equal(a: npt.NDArray[np.generic], b: Int32 | None) -> bool:
-    return a is b or (b is not None and a.size == b.size and bool((a == b).all()))
+def _equal(a: npt.NDArray[np.generic] | None, b: Int32 | None) -> bool:
+    if a is b:
+        return True
+    return a is not None and b is not None and a.size == b.size and bool((a == b).all())
+
+
+def check_qo_indptr(op: str, table: PageTable, qo_indptr: npt.ArrayLike | None) -> Int32 | None:
+    """``qo_indptr`` as an array; ValueError unless it and the table are sound."""
+    table.validate()
+    if qo_indptr is None:
+        return None
+    indptr = as_int32(op, "qo_indptr", qo_indptr)
+    check_indptr(op, "qo_indptr", indptr, table.batch)
+    return indptr
+
+
+def check_problem(
+    op: str,
+    table: PageTable,
+    qo_indptr: npt.ArrayLike | None,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    window_left: int,
+) -> Int32 | None:
+    """ValueError unless these can be planned; ``qo_indptr`` as an array."""
+    indptr = check_qo_indptr(op, table, qo_indptr)
+    if num_kv_heads < 1 or num_qo_heads < 1 or num_qo_heads % num_kv_heads:
+        raise ValueError(
+            f"[{op}] num_qo_heads must be a multiple of num_kv_heads, got {num_qo_heads} and {num_kv_heads}."
+        )
+    if window_left < -1:
+        raise ValueError(f"[{op}] window_left must be -1 or more, got {window_left}.")
+    return indptr
 
 
 @argument_errors("plan_attention")
@@ -274,18 +341,7 @@ def plan_attention(
     >>> plan.tiles[:, 0].tolist()
     [0, 1]
     """
-    op = "plan_attention"
-    table.validate()
-    indptr = None
-    if qo_indptr is not None:
-        indptr = as_int32(op, "qo_indptr", qo_indptr)
-        check_indptr(op, "qo_indptr", indptr, table.batch)
-    if num_kv_heads < 1 or num_qo_heads < 1 or num_qo_heads % num_kv_heads:
-        raise ValueError(
-            f"[{op}] num_qo_heads must be a multiple of num_kv_heads, got {num_qo_heads} and {num_kv_heads}."
-        )
-    if window_left < -1:
-        raise ValueError(f"[{op}] window_left must be -1 or more, got {window_left}.")
+    indptr = check_problem("plan_attention", table, qo_indptr, num_qo_heads, num_kv_heads, window_left)
     group = num_qo_heads // num_kv_heads
     plan = _ext.plan_attention(
         table.kv_indptr,

@@ -23,6 +23,8 @@ class Request:
     num_unread     tokens sampled on the device that the host has not read yet; they follow ``tokens``
     num_scheduled  leading tokens whose KV is written by the steps submitted so far
     pages          pages of those tokens and of the ones to come, in order
+    num_dropped    leading pages that have been given back: every window has passed them, nobody reads them. Their
+                   ids keep the places of the others.
     """
 
     request_id: str
@@ -38,6 +40,7 @@ class Request:
     num_prompt_tokens: int = field(init=False)
     state: State = State.WAITING
     pages: array[int] = field(default_factory=lambda: array("i"))
+    num_dropped: int = 0
     num_scheduled: int = 0
     num_unread: int = 0
     prefilling: bool = True
@@ -49,6 +52,11 @@ class Request:
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.tokens)
+
+    @property
+    def own_pages(self) -> array[int]:
+        """Pages that it uses: all but the dropped ones."""
+        return self.pages[self.num_dropped :]
 
     @property
     def num_output_tokens(self) -> int:

@@ -79,6 +79,9 @@ class Scheduler:
     ``num_unread``. The caller submits every plan in order, reports each sampled token with ``append`` in
     the same order, and may finish a request at any time: rows already submitted for it are then ignored.
 
+    window_left is the largest window of the model's layers, None where a layer sees everything: pages that have
+    left it are given back while their request runs.
+
     Every request finishes: the running request with the most progress is never preempted for another,
     a single request fits into the pool, and the policy gives every parked prefill its turn.
     """
@@ -94,6 +97,7 @@ class Scheduler:
         prefill_chunk_size: int,
         token_budget: int,
         watermark: float = 0.0,
+        window_left: int | None = None,
     ) -> None:
         if token_budget < max_num_seqs:
             raise ValueError(
@@ -106,6 +110,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.prefill_chunk_size = prefill_chunk_size
         self.token_budget = token_budget
+        self.window_left = window_left
         self.watermark_pages = math.ceil(watermark * allocator.num_pages)
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # sorted by queue_key
@@ -166,10 +171,13 @@ class Scheduler:
         replaced: list[int] = []
         if self.tree is not None and keep and request.use_prefix_cache and request.pages:
             written = request.tokens[: request.num_scheduled]
-            replaced = self.tree.insert(written, request.pages, request.cache_salt, with_tail=True)
-        for page in (*request.pages, *replaced):
+            replaced = self.tree.insert(
+                written, request.pages, request.cache_salt, first=request.num_dropped, with_tail=True
+            )
+        for page in (*request.own_pages, *replaced):
             self.allocator.release(page)
         request.pages = array("i")
+        request.num_dropped = 0
         request.num_scheduled = 0
         if request.slot >= 0:
             self._slots.append(request.slot)
@@ -264,10 +272,25 @@ class Scheduler:
             self._add_chunks(plan, parked, min(self.prefill_chunk_size, self.token_budget))
         return self._commit(plan, TickState(0, 0, 0, False))
 
+    def _drop_pages(self, request: Request, start: int) -> None:
+        """Give back the pages that nobody reads from a request any more who computes its token ``start``.
+
+        The steps before this one run first, so that whoever gets the pages now cannot disturb them.
+        """
+        if self.window_left is None:
+            return
+        passed = (start - self.window_left) // self.page_size
+        for page in request.pages[request.num_dropped : max(passed, 0)]:
+            self.allocator.release(page)
+            request.num_dropped += 1
+
     # -- decode rows -------------------------------------------------------------------------------------
 
     def _add_decode_rows(self, plan: StepPlan, decoding: list[Request]) -> None:
         size, running = self.page_size, State.RUNNING
+        if self.window_left is not None:
+            for request in decoding:
+                self._drop_pages(request, request.num_scheduled)
         for request in decoding:
             # The state is not RUNNING any more where the request was preempted for a row before it.
             if request.num_scheduled == len(request.pages) * size and request.state is running:
@@ -332,6 +355,7 @@ class Scheduler:
 
     def _add_chunk(self, plan: StepPlan, request: Request, most: int, *, admitted: bool = False) -> int:
         start = request.num_scheduled
+        self._drop_pages(request, start)
         count = min(most, len(request.tokens) - start)
         request.num_scheduled = start + count
         last = request.num_scheduled == len(request.tokens)
@@ -345,7 +369,9 @@ class Scheduler:
             # Steps run in order, and a layer writes all rows' KV before any row reads it: whoever is planned
             # after this row may adopt its pages, in this very step too.
             written = request.tokens[: request.num_scheduled]
-            self._to_release += self.tree.insert(written, request.pages, request.cache_salt)
+            self._to_release += self.tree.insert(
+                written, request.pages, request.cache_salt, first=request.num_dropped
+            )
         return count
 
     # -- admission ---------------------------------------------------------------------------------------
@@ -429,7 +455,7 @@ class Scheduler:
         """Raise AssertionError unless pages, tables, tree and states agree."""
         held = list(self.tree.pages()) if self.tree is not None else []
         assert len(held) == (self.tree.num_pages if self.tree is not None else 0)
-        self.allocator.check([r.pages for r in self.running], held)
+        self.allocator.check([r.own_pages for r in self.running], held)
         assert len(self.running) <= self.max_num_seqs
         assert all(r.state is State.RUNNING for r in self.running)
         assert all(r.state is State.WAITING and not r.pages for r in self.waiting)

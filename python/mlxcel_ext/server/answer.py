@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from ..outputs import RequestOutput
 from .body import read_json
+from .errors import bad_request
 from .generation import Generation, Work
 from .middleware import LOG_FIELDS
 from .protocol import GenerationRequest, Usage, encode
@@ -48,7 +49,7 @@ class Answer(ABC, Generic[R]):
 
     @abstractmethod
     def chunks(self, index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        """Take an output of a choice in; the choices of the chunks that it completes."""
+        """Take an output of a choice in; "choices" and further fields of the chunks that it completes."""
 
     @abstractmethod
     def usage(self, generation: Generation) -> Usage:
@@ -88,8 +89,8 @@ class Answer(ABC, Generic[R]):
         async for batch in generation:
             events = []
             for index, output in batch:
-                for choice in self.chunks(index, output):
-                    chunk = self._envelope(self.chunk_kind, choices=[choice])
+                for fields in self.chunks(index, output):
+                    chunk = self._envelope(self.chunk_kind, **fields)
                     if include_usage or every_usage:
                         chunk["usage"] = self.usage(generation) if every_usage else None
                     events.append(event(encode(chunk)))
@@ -103,6 +104,12 @@ async def answer(request: Request, kind: type[Answer[R]], body_type: type[R]) ->
     state: ServerState = request.app.state.server
     body = await read_json(request, body_type, state.settings.max_body_bytes)
     state.check_model(body.model)
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options wants stream to be true", "stream_options", "invalid_value")
+    if body.priority and state.settings.scheduling_policy == "fcfs":
+        raise bad_request(
+            "priority wants a server with --scheduling-policy priority", "priority", "invalid_value"
+        )
     job = kind(state, body, request.scope[LOG_FIELDS])
     await job.prepare()
     if body.stream:

@@ -192,13 +192,17 @@ class _Answer(Answer[ChatCompletionRequest]):
             if request.return_token_ids:
                 out["token_ids"] = choice.token_ids
             choices.append(out)
-        body: dict[str, Any] = {"choices": choices}
-        first = self.choices[0]
-        if request.prompt_logprobs is not None and first.prompt_logprobs is not None:
-            body["prompt_logprobs"] = texts.prompt_logprobs(self.prompt_ids, first.prompt_logprobs)
-        if request.return_token_ids:
-            body["prompt_token_ids"] = self.prompt_ids
-        return body
+        return {"choices": choices, **self._of_prompt(self.choices[0])}
+
+    def _of_prompt(self, choice: _Choice) -> dict[str, Any]:
+        """What is said of the prompt, once for all choices, which share it."""
+        fields: dict[str, Any] = {}
+        if self.request.prompt_logprobs is not None and choice.prompt_logprobs is not None:
+            texts = self.state.texts
+            fields["prompt_logprobs"] = texts.prompt_logprobs(self.prompt_ids, choice.prompt_logprobs)
+        if self.request.return_token_ids:
+            fields["prompt_token_ids"] = self.prompt_ids
+        return fields
 
     def _per_token(self, choice: _Choice) -> dict[str, Any]:
         """What a chunk says of the tokens since the last one: a token whose text is held back waits with it."""
@@ -214,12 +218,14 @@ class _Answer(Answer[ChatCompletionRequest]):
         choice = self.choices[index]
 
         def chunk(delta: dict[str, Any], **fields: Any) -> dict[str, Any]:
-            return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
+            out = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
+            return {"choices": [out]}
 
         deltas = choice.add(output)
         if not choice.started and (output.token_ids or output.finished):
             choice.started = True
-            yield chunk({"role": "assistant", "content": ""})
+            first = not any(other.started for other in self.choices if other is not choice)
+            yield chunk({"role": "assistant", "content": ""}) | (self._of_prompt(choice) if first else {})
         for delta in deltas:
             if isinstance(delta, str):
                 yield chunk({"content": delta}, **self._per_token(choice))

@@ -164,7 +164,7 @@ class _Answer(Answer[CompletionRequest]):
         choice = self.choices[index]
         choice.add(output)
         if choice.text or choice.tokens or choice.token_ids or output.finished:
-            yield choice.take(self.state, index, self.request, output.finished)
+            yield {"choices": [choice.take(self.state, index, self.request, output.finished)]}
 
 
 def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:

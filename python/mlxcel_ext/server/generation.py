@@ -289,6 +289,8 @@ class Generation:
         self._state.metrics.finished(finished, None if output is None else output.times)
 
     def _raise_failure(self, output: RequestOutput) -> None:
+        if output.finish_reason == "error" and output.client_error:
+            raise bad_request(output.error or "The request cannot be answered", code="request_failed")
         if output.finish_reason == "error":
             raise ApiError(500, f"The engine failed on this request: {output.error}", code="engine_error")
         if output.finish_reason == "abort":

@@ -27,6 +27,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", "/dashboard", "/dashboard/data"})
 #: Characters of a path that logs and messages repeat; a client may send a hundred thousand.
 MAX_PATH = 200
+METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
 CLIENT_CLOSED = 499  # nginx's code for a client that left; only the log sees it
 
 
@@ -66,9 +67,11 @@ class RequestLog:
             if status == 0:
                 await error_response(failure)(scope, receive, send_with_id)
         finally:
-            # Unmatched paths share one label: anybody can make up paths, and a label costs memory for ever.
+            # Unmatched paths share one label, and so do odd methods: anybody can make them up, and a label costs
+            # memory for ever.
             route = getattr(scope.get("route"), "path", "unmatched")
-            self._metrics.http(route, scope["method"] if route != "unmatched" else "any", status)
+            known = route != "unmatched" and scope["method"] in METHODS
+            self._metrics.http(route, scope["method"] if known else "any", status)
             self._log(scope, request_id, status, time.monotonic() - started)
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:

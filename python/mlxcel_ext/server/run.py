@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import threading
@@ -13,6 +14,7 @@ from types import FrameType
 import uvicorn
 
 from .app import create_app
+from .connection import Connection
 from .settings import EngineLike, ModelLike, ServerSettings
 from .state import ServerState
 
@@ -63,6 +65,8 @@ class ServerProcess:
         self._port = listener.getsockname()[1]  # port 0 asks for any that is free
         config = uvicorn.Config(
             create_app(self._state),
+            http=Connection,
+            ws="none",
             access_log=False,
             log_config=None,
             server_header=False,
@@ -117,6 +121,9 @@ class ServerProcess:
         def work() -> None:
             try:
                 loaded = self._load()
+                # Model and modules stay: looking through them takes 20 to 40 ms of the engine's time at each full collection.
+                gc.collect()
+                gc.freeze()
             except BaseException as error:
                 failure = error
                 tell(lambda: result.set_exception(failure))

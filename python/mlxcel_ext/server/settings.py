@@ -24,6 +24,7 @@ class ServerSettings:
     shutdown_timeout     seconds that running requests have to finish after SIGTERM
     metrics_compat       "vllm" repeats the metrics under vLLM's names
     tool_call_parser     "auto" goes by the chat template
+    scheduling_policy    "priority" honours the priority of requests; "fcfs" refuses it
     max_choices          most engine requests of one HTTP request (prompts times n)
     """
 
@@ -36,6 +37,7 @@ class ServerSettings:
     shutdown_timeout: float = 30.0
     metrics_compat: str = "vllm"
     tool_call_parser: str = "auto"
+    scheduling_policy: str = "fcfs"
     max_choices: int = 2048
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 

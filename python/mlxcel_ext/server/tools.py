@@ -102,7 +102,7 @@ class ToolParser:
         scanner = self._scanner
         deltas: list[Delta] = list(scanner.feed(char))
         if scanner.failed:
-            return self._leave(char)
+            return deltas + self._leave(char)
         self._unread = "" if deltas or scanner.done else self._unread + char
         self._at_edge |= scanner.told
         if scanner.done:
