@@ -111,7 +111,7 @@ MUTANTS = [
     _vector("accumulator not rescaled", "sum[r][i] * scale + weight", "sum[r][i] + weight", "numbers"),
     _vector("causal limit off by one", "own + r / group_size + 1)", "own + r / group_size)", "numbers"),
     _vector("window off by one", "own + r / group_size - window_left", "own + r / group_size - window_left + 1", "numbers"),
-    _vector("partial rows of the wrong chunk", "merge_indptr[view.token(r)]", "merge_indptr[view.token(0)]", "race"),
+    _vector("partial rows of the wrong chunk", "merge_indptr[view.token(r)]", "merge_indptr[view.token(0)]", "numbers"),
     _vector("tokens of one simdgroup left out", "+ simdgroup; t <", "+ simdgroup + 1; t <", "numbers"),
     _matrix("columns of K swapped", "keys[j * kStride + b * 8]", "keys[(1 - j) * kStride + b * 8]", "numbers"),
     _matrix("row sum over half the lanes", "return x + simd_shuffle_xor(x, 8);", "return x;", "numbers"),

@@ -13,6 +13,8 @@ import sys
 import mlx.core as mx
 import pytest
 
+from tests.metal_host.host_case import CASES
+
 ROOT = pathlib.Path(__file__).parents[2]
 BUILD = ROOT / "build" / "metal-emulated"
 OBJECTS = BUILD / "CMakeFiles" / "_ext.dir"
@@ -45,13 +47,30 @@ HOST_MUTANTS = [
     ("paged_attention.cpp", "merge left out", "if (params.num_partials > 0) merge(params, in, out, stream);", "", "AssertionError"),
     ("paged_attention.cpp", "blocks rounded down", "ceil_div(rows, rows_per_group)", "std::max(1, rows / rows_per_group)", "AssertionError"),
     ("paged_attention.cpp", "vector kernel left out", "if (group_size < kMatrixRows) {", "if (most_rows < kMatrixRows) {", "AssertionError"),
+    ("sample_parts.h", "parts too small", "count = static_cast<int>(ceil_div(vocab, size));", "count = static_cast<int>(vocab / size);", "AssertionError"),
+    ("sample_parts.h", "summaries too short", "kSummaryWords = 5", "kSummaryWords = 4", "out-of-bounds"),
+    ("sample.cpp", "filters left out", "if (!filters) {", "if (true) {", "AssertionError"),
+    ("sample.cpp", "seeds of another row", "encoder.set_input_array(inputs[i], i);\n  encoder.set_output_array(summaries, 2);", "encoder.set_input_array(inputs[0], i);\n  encoder.set_output_array(summaries, 2);", "AssertionError"),
+    ("sample.cpp", "ids and rounds swapped", "encoder.set_output_array(outputs[i], 3 + i);", "encoder.set_output_array(outputs[2 - i], 3 + i);", "AssertionError"),
+    ("sample_chain.cpp", "draft and target swapped", "inputs[2] : inputs[i], i);", "inputs[2] : inputs[i == 1 ? 2 : i == 2 ? 1 : i], i);", ""),
+    ("sample_edit.cpp", "counts copied", "outputs[0].copy_shared_buffer(inputs[0]);", "allocate(outputs[0]);", ""),
+    ("sample_edit.cpp", "row not cleared", "if (params.reset != 0) {", "if (false) {", "AssertionError"),
+    ("sample_edit.cpp", "tiles rounded down", "ceil_div(params.vocab, 4 * kThreads)", "params.vocab / (4 * kThreads)", "AssertionError"),
+    ("sample_logprobs.cpp", "a row too few", "MTL::Size(params.batch, 1, 1)", "MTL::Size(params.batch - 1, 1, 1)", "AssertionError"),
+    ("sample_renorm.cpp", "shares of another row", "encoder.set_input_array(inputs[i], i);", "encoder.set_input_array(inputs[0], i);", ""),
+    ("library.cpp", "threadgroups beyond the kernel's arrays", "kMostRowThreads = 512", "kMostRowThreads = 1024", "out-of-bounds"),
 ]  # fmt: skip
 
 
 def build_backend(folder: pathlib.Path, mutated: str | None, text: str) -> pathlib.Path:
     """The Metal backend as a library of its own, one file replaced: the seam loads it like the CUDA library."""
     sources = {"backend.cpp": (ROOT / "metal" / "backend.cpp").read_text()}
-    if mutated:
+    if mutated and mutated.endswith(".h"):
+        (folder / mutated).write_text(text)
+        for path in sorted((ROOT / "metal").glob("*.cpp")):
+            if f'"{mutated}"' in path.read_text():
+                sources[path.name] = path.read_text()
+    elif mutated:
         sources[mutated] = text
     # A loaded backend exports its table and does not register itself.
     kept = [x for x in sources["backend.cpp"].splitlines() if "kRegistered" not in x]
@@ -93,8 +112,8 @@ def build_backend(folder: pathlib.Path, mutated: str | None, text: str) -> pathl
     return library
 
 
-def run_case(library: pathlib.Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.metal_host.host_case", str(library)]
+def run_case(library: pathlib.Path, *cases: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.metal_host.host_case", str(library), *cases]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=ROOT, env=os.environ, timeout=300
     )
@@ -110,6 +129,7 @@ def test_mutant_is_found(mutant, tmp_path):
     file, _, old, new, text = mutant
     source = (ROOT / "metal" / file).read_text()
     assert old in source, "the mutant's text is gone from the host code"
-    done = run_case(build_backend(tmp_path, file, source.replace(old, new)))
+    case = next((name for name in CASES if file.startswith(name)), None)
+    done = run_case(build_backend(tmp_path, file, source.replace(old, new)), *([case] if case else []))
     assert done.returncode != 0, "not found"
     assert text in done.stderr, done.stderr
