@@ -363,7 +363,7 @@ def run_sample_chain(source: str, seed: int = 1) -> None:
 def run_sample_edit(source: str, seed: int = 1) -> None:
     rng = np.random.default_rng(9)
     vocab, slots = 1100, 3
-    logits = rng.standard_normal((3, vocab)).astype(np.float32)
+    logits = rng.standard_normal((4, vocab)).astype(np.float32)
     masks = rng.integers(0, 2**32, (2, 34), np.uint32)  # tokens from 1088 on are forbidden
     counts = np.full((slots, vocab), 7, np.uint32)
     prompt, output = rng.integers(0, vocab, 300), rng.integers(0, 40, 500)
@@ -394,21 +394,23 @@ def run_sample_edit(source: str, seed: int = 1) -> None:
             (1.0, 0.0, 0.0, -1, -1, 0, 0, 0),
             (1.3, 0.4, 0.7, 1, -1, 0, 4, 0),
             (1.0, 0.0, 0.0, -1, 1, 1, 2, 0),
+            (1.0, 0.0, 1.0, slots, 2, 4, 2**31 - 1, 0),  # points at nothing
         ],
         "f4,f4,f4,i4,i4,i4,i4,i4",
     )
     out = np.zeros_like(logits)
-    launch = np.array([(3, vocab, F32, 34)], "i4,i4,i4,i4")
+    launch = np.array([(4, vocab, F32, 34, 4, slots, 2)], "i4,i4,i4,i4,i4,i4,i4")
     ids, values = np.array(list(bias), np.int32), np.array(list(bias.values()), np.float32)
     kernels.run(
         "edit_logits", dict(enumerate([logits, rows, ids, values, counts, masks, out, launch])),
-        groups=(2, 3), group=(256,), outputs=(6,), seed=seed,
+        groups=(2, 4), group=(256,), outputs=(6,), seed=seed,
     )  # fmt: skip
     edit = reference_sampling.edit_logits
     want = [
         logits[0],
         edit(logits[1], bias=bias, prompt=prompt, output=output, repetition=1.3, presence=0.4, frequency=0.7),
         edit(logits[2], mask=masks[1], bias={1023: -2.0}),
+        logits[3],
     ]
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
 

@@ -46,7 +46,7 @@ HOST_MUTANTS = [
     ("paged_attention.cpp", "flags in another order", "p.has_first_page_offset != 0, p.has_sinks != 0", "p.has_sinks != 0, p.has_first_page_offset != 0", ""),
     ("paged_attention.cpp", "merge left out", "if (params.num_partials > 0) merge(params, in, out, stream);", "", "AssertionError"),
     ("paged_attention.cpp", "blocks rounded down", "ceil_div(rows, rows_per_group)", "std::max(1, rows / rows_per_group)", "AssertionError"),
-    ("paged_attention.cpp", "vector kernel left out", "if (group_size < kMatrixRows) {", "if (most_rows < kMatrixRows) {", "AssertionError"),
+    ("paged_attention.cpp", "vector kernel left out", "if (one_kernel || group_size < kMatrixRows) {", "if (one_kernel || most_rows < kMatrixRows) {", "AssertionError"),
     ("sample_parts.h", "parts too small", "count = static_cast<int>(ceil_div(vocab, size));", "count = static_cast<int>(vocab / size);", "AssertionError"),
     ("sample_parts.h", "summaries too short", "kSummaryWords = 5", "kSummaryWords = 4", "out-of-bounds"),
     ("sample.cpp", "filters left out", "if (!filters) {", "if (true) {", "AssertionError"),
