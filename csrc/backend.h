@@ -35,6 +35,15 @@ struct DecoderStackParams;  // ops/decoder_stack.h
 struct GpuBackend {
   const char* name;  // "cuda" or "metal"
 
+  /// An array on the device with a copy of host data, made in the stream's order; null: arrays of
+  /// the host are as good.
+  mx::array (*upload)(const void* data, const mx::Shape& shape, mx::Dtype dtype,
+                      const mx::Stream& stream) = nullptr;
+
+  /// Copies an evaluated, row-contiguous array to the host without moving it there; null: the host
+  /// may as well read the array.
+  void (*download)(const mx::array& a, void* data) = nullptr;
+
   /// x, residual, weight -> normed, new_residual
   Launcher<AddRmsNormParams> add_rms_norm = nullptr;
 

@@ -1,4 +1,5 @@
 #include <bit>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -83,27 +84,32 @@ class StreamPool {
   size_t cached_bytes_ = 0;
 };
 
-/// Pools live as long as the process: arrays may outlive every static object.
-std::shared_ptr<StreamPool> pool_of(const mx::Stream& stream) {
+/// Pools live as long as the process: arrays may outlive every static object. Uploads have their
+/// own, since outputs that the host reads end in managed memory.
+std::shared_ptr<StreamPool> pool_of(const mx::Stream& stream, bool uploads) {
   static auto* mutex = new std::mutex;
   static auto* pools = new std::unordered_map<int, std::shared_ptr<StreamPool>>;
   std::lock_guard lock(*mutex);
-  auto& pool = (*pools)[stream.index];
+  auto& pool = (*pools)[2 * stream.index + (uploads ? 1 : 0)];
   if (pool == nullptr) pool = std::make_shared<StreamPool>();
   return pool;
 }
 
-}  // namespace
-
-mx::allocator::Data allocate(size_t bytes, const mx::Stream& stream) {
+mx::allocator::Data take(size_t bytes, const mx::Stream& stream, bool upload) {
   auto& encoder = mx::cu::get_command_encoder(stream);
   encoder.device().make_current();
-  std::shared_ptr<StreamPool> pool = pool_of(stream);
+  std::shared_ptr<StreamPool> pool = pool_of(stream, upload);
   CudaBuffer* buffer =
       pool->take(std::max<size_t>(bytes, 1), encoder.device().cuda_device(), encoder.stream());
   return mx::allocator::Data(mx::allocator::Buffer(buffer), [pool](mx::allocator::Buffer b) {
     pool->give(static_cast<CudaBuffer*>(b.ptr()));
   });
+}
+
+}  // namespace
+
+mx::allocator::Data allocate(size_t bytes, const mx::Stream& stream) {
+  return take(bytes, stream, false);
 }
 
 void allocate_output(mx::array& out, const mx::Stream& stream) {
@@ -115,6 +121,38 @@ mx::array workspace(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream) 
   a.set_data(allocate(a.nbytes(), stream));
   mx::cu::get_command_encoder(stream).add_temporary(a);
   return a;
+}
+
+mx::array upload(const void* data, const mx::Shape& shape, mx::Dtype dtype,
+                 const mx::Stream& stream) {
+  size_t bytes = dtype.size();
+  for (int n : shape) bytes *= n;
+  mx::array a(take(bytes, stream, true), shape, dtype);
+  // From pageable memory: up to 64 KB the driver takes the data along and returns at once. MLX
+  // would put them into managed memory, whose pages move when a kernel first looks at them.
+  auto& encoder = mx::cu::get_command_encoder(stream);
+  MLXCEL_CUDA_CHECK(
+      cudaMemcpyAsync(device_ptr<void>(a), data, bytes, cudaMemcpyHostToDevice, encoder.stream()));
+  return a;
+}
+
+void download(const mx::array& a, void* data) {
+  const auto* buffer = static_cast<const CudaBuffer*>(a.buffer().ptr());
+  if (buffer->device < 0) {
+    std::memcpy(data, device_ptr<void>(a), a.nbytes());
+    return;
+  }
+  MLXCEL_CUDA_CHECK(cudaSetDevice(buffer->device));
+  // A stream of its own: the array is there, and work that was submitted after it is not waited
+  // for.
+  thread_local cudaStream_t stream = [] {
+    cudaStream_t made;
+    MLXCEL_CUDA_CHECK(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+    return made;
+  }();
+  MLXCEL_CUDA_CHECK(
+      cudaMemcpyAsync(data, device_ptr<void>(a), a.nbytes(), cudaMemcpyDeviceToHost, stream));
+  MLXCEL_CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
 mx::array stream_counters(int count, const mx::Stream& stream) {

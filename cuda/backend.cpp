@@ -1,10 +1,13 @@
 #include "backend.h"
 
+#include "encoder.h"
 #include "glue.h"
 
 extern "C" __attribute__((visibility("default"))) const mlxcel::GpuBackend* mlxcel_gpu_backend() {
   static const mlxcel::GpuBackend table{
       .name = "cuda",
+      .upload = mlxcel::cuda::upload,
+      .download = mlxcel::cuda::download,
       .add_rms_norm = mlxcel::cuda::add_rms_norm,
       .paged_attention = mlxcel::cuda::paged_attention,
       .paged_attention_partial = mlxcel::cuda::paged_attention_partial,

@@ -40,7 +40,6 @@ class Run {
 
   void operator()() {
     const auto& layers = weights_.layers;
-    chain_.start_early(true);
     norm(inputs_[0], nullptr, layers[0].input_norm, normed_);
     for (size_t i = 0; i < layers.size(); ++i) {
       const DecoderLayer& layer = layers[i];
@@ -79,9 +78,7 @@ class Run {
     attention.window_left = layer.window_left;
     attention_.k_pages = device_ptr<void>(k_pages);
     attention_.v_pages = device_ptr<void>(v_pages);
-    chain_.start_early(false);  // these kernels do not await
     launch_paged_attention(attention, attention_, chain_);
-    chain_.start_early(true);
   }
 
   void multiply(const std::vector<StackLinear>& parts, const mx::array& x, const mx::array& out,

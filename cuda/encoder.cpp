@@ -59,13 +59,7 @@ void ChainLaunch::submit(const void* kernel, dim3 grid, dim3 block, size_t share
                          void** params) {
   const cudaGraphNode_t node = add_kernel(graph_, kernel, grid, block, shared_bytes, params);
   if (last_ != nullptr) {
-    cudaGraphEdgeData edge{};
-    if (early_) {
-      edge.from_port = cudaGraphKernelNodePortProgrammatic;
-      edge.type = cudaGraphDependencyTypeProgrammatic;
-    }
-    MLXCEL_CUDA_CHECK(cudaGraphAddDependencies(graph_, &last_, &node, &edge, 1));
-    key_ += early_ ? 'p' : 'f';
+    MLXCEL_CUDA_CHECK(cudaGraphAddDependencies(graph_, &last_, &node, nullptr, 1));
   }
   key_ += node_key(kernel);
   last_ = node;

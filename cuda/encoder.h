@@ -20,6 +20,13 @@ void allocate_output(mx::array& out, const mx::Stream& stream);
 /// An uninitialised array that lives until the work encoded so far has finished.
 mx::array workspace(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream);
 
+/// A copy of host data, in device memory.
+mx::array upload(const void* data, const mx::Shape& shape, mx::Dtype dtype,
+                 const mx::Stream& stream);
+
+/// Copies an evaluated array to the host, and leaves it where it is.
+void download(const mx::array& a, void* data);
+
 /// A zeroed int32 counter array of at least `count` elements that belongs to the stream. Kernels
 /// must leave it zeroed, and callers declare it as an output, so that launches that share it run
 /// one after the other.
@@ -33,15 +40,12 @@ T* device_ptr(const mx::array& a) {
   return reinterpret_cast<T*>(static_cast<char*>(buffer->data) + a.offset());
 }
 
-/// Kernels that run one after the other, as one node of the graph that MLX is building. Some start
-/// early: while the kernel in front of them still runs, up to await_previous() (kernels/chain.cuh).
+/// Kernels that run one after the other, as one node of the graph that MLX is building: one costs
+/// the host less than as a node of its own.
 class ChainLaunch final : public Launch {
  public:
   explicit ChainLaunch(const mx::Stream& stream);
   ~ChainLaunch() override;
-
-  /// Whether the kernels launched from here on start early: those that await_previous().
-  void start_early(bool early) { early_ = early; }
 
   /// Adds the chain to MLX's graph, behind those who wrote the inputs.
   void commit(const Arrays& inputs, const Arrays& outputs);
@@ -54,7 +58,6 @@ class ChainLaunch final : public Launch {
   mx::cu::CommandEncoder& encoder_;
   cudaGraph_t graph_ = nullptr;
   cudaGraphNode_t last_ = nullptr;
-  bool early_ = false;
   std::string key_ = "(";
 };
 

@@ -1,7 +1,5 @@
 #include "kernels/rope_append.cuh"
 
-#include <algorithm>
-
 #include "launchers.h"
 
 namespace mlxcel::cuda {
@@ -17,15 +15,10 @@ void launch_rope_append(const RopeAppendParams& params, const RopeAppendArrays& 
     const int n = wide ? kWide<T> : 1;
     const int items = rope_items(params, n) * (params.num_qo_heads + 2 * params.num_kv_heads);
     auto run = [&](auto kernel) {
-      constexpr int kThreadsPerSm = 1536;
       const int slices = (items + 511) / 512;
       const int threads = ((items + slices - 1) / slices + 31) / 32 * 32;
-      // As many blocks as run at once, or fewer: each takes as many tokens as the others.
-      const int room = std::max(1, device_info().num_sms * (kThreadsPerSm / threads) / slices);
-      const int turns = (params.num_tokens + room - 1) / room;
-      const int blocks = (params.num_tokens + turns - 1) / turns;
-      launch(kernel, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(slices)), threads,
-             params.rotary_dim * sizeof(float2), params, static_cast<const T*>(a.q),
+      launch(kernel, dim3(static_cast<unsigned>(params.num_tokens), static_cast<unsigned>(slices)),
+             threads, params.rotary_dim / 2 * sizeof(float2), params, static_cast<const T*>(a.q),
              static_cast<const T*>(a.k), static_cast<const T*>(a.v), a.q_stride, a.kv_stride,
              a.slots, a.positions, a.inv_freq, static_cast<T*>(a.q_rot), static_cast<T*>(a.k_pages),
              static_cast<T*>(a.v_pages));

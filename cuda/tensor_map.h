@@ -10,4 +10,9 @@ namespace mlxcel::cuda {
 /// (0, 0, 0, KV head, group of eight tokens), boxes up to 16 tokens, which arrive as SwizzledRows.
 CUtensorMap pool_map(const PagedAttentionParams& params, const void* pool);
 
+/// Groups of eight tokens from a page to the next, as the map counts them.
+inline int page_groups(const PagedAttentionParams& params) {
+  return static_cast<int>(params.stride_page / (8 * params.stride_token));
+}
+
 }  // namespace mlxcel::cuda

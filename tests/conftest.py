@@ -8,6 +8,9 @@ import pathlib
 import zlib
 from collections.abc import Iterator
 
+# Before MLX is used: f32 products in full precision on a GPU too, so that tolerances are those of f32.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
 import mlx.core as mx
 import numpy as np
 import pytest

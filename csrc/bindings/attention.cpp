@@ -68,13 +68,14 @@ void bind_cascade(nb::module_& m) {
   using plan::PrefixNode;
   using plan::SharedPrefixTree;
   nb::class_<CascadeCosts>(m, "CascadeCosts", "What sharing costs on a machine.")
-      .def(nb::init<float, float, float, float, float>(), "reread"_a, "row"_a, "tile"_a, "merge"_a,
-           "launch"_a)
+      .def(nb::init<float, float, float, float, float, float>(), "reread"_a, "row"_a, "tile"_a,
+           "merge"_a, "launch"_a, "other"_a = 1.0f)
       .def_ro("reread", &CascadeCosts::reread)
       .def_ro("row", &CascadeCosts::row)
       .def_ro("tile", &CascadeCosts::tile)
       .def_ro("merge", &CascadeCosts::merge)
-      .def_ro("launch", &CascadeCosts::launch);
+      .def_ro("launch", &CascadeCosts::launch)
+      .def_ro("other", &CascadeCosts::other);
   nb::class_<CascadeFloors>(m, "CascadeFloors", "Least pages and members of shared spans.")
       .def(nb::init<int, int>(), "min_pages"_a, "min_members"_a)
       .def_ro("min_pages", &CascadeFloors::min_pages)

@@ -2,10 +2,12 @@
 
 #include <span>
 
-#include "backend.h"
+#include "mlx/array.h"
 #include "params/attention_inputs.h"
 
 namespace mlxcel {
+
+namespace mx = mlx::core;
 
 /// Pointers to the inputs of an attention launch, which are in backend.h's order. get<T>(array)
 /// is an array's pointer on the device that reads it.

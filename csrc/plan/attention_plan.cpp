@@ -79,6 +79,22 @@ float choose_chunk(const std::vector<Load>& loads, const PlanTarget& target, int
   return best;
 }
 
+/// The same where some tiles are shared. Those are bound by arithmetic and the others by loading,
+/// so they had better run side by side: a shared tile may last as long as the launch, while short
+/// ones take turns next to it. Where it does not even then, four rounds make the end even.
+float choose_shared_chunk(const std::vector<Load>& loads, const PlanTarget& target,
+                          int32_t slots_in_all, int32_t num_kv_heads) {
+  float longest = 0, total = 0;
+  for (const Load& load : loads) {
+    longest = std::max(longest, load.cost);
+    total +=
+        (load.cost + static_cast<float>(target.tile_overhead)) * static_cast<float>(load.tiles);
+  }
+  const float share = total * static_cast<float>(num_kv_heads) / static_cast<float>(slots_in_all);
+  return std::max(static_cast<float>(target.min_chunk_tokens),
+                  share < longest ? share : 0.25f * share);
+}
+
 /// Orders tiles by cost, the most expensive first, so that the last worker to finish holds a short
 /// one. 64 buckets: a counting sort is stable, linear, and exact enough.
 std::vector<AttentionTile> longest_first(const std::vector<AttentionTile>& tiles,
@@ -327,8 +343,8 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& 
   } else if (!loads.empty()) {
     const bool large =
         target.large_slots > 0 && most_tokens * problem.group_size > target.small_rows;
-    chunk = choose_chunk(loads, target, large ? target.large_slots : target.slots,
-                         problem.num_kv_heads);
+    const auto choose = levels.spans.empty() ? choose_chunk : choose_shared_chunk;
+    chunk = choose(loads, target, large ? target.large_slots : target.slots, problem.num_kv_heads);
   }
   Builder builder(problem, target, levels, chunk, tile_tokens);
   size_t tiles = 0;

@@ -26,13 +26,13 @@ class LevelSearch {
       flat += tokens(nodes()[i].page_end - nodes()[i].page_begin) * rate(nodes()[i]);
       if (nodes()[i].parent < 0) best += cost(i, -1);
     }
-    const float saved =
-        (flat - best) * static_cast<float>(p_.num_kv_heads) / static_cast<float>(target_.slots);
-    if (!by_floors() && saved <= costs_.launch) return levels;
     for (int32_t i = 0; i < size; ++i) {
       if (nodes()[i].parent < 0) collect(i, -1, levels);
     }
-    if (!levels.spans.empty()) order_tokens(levels);
+    const float saved = (flat - best - slowed(levels)) * static_cast<float>(p_.num_kv_heads) /
+                        static_cast<float>(target_.slots);
+    if (levels.spans.empty() || (!by_floors() && saved <= costs_.launch)) return {};
+    order_tokens(levels);
     return levels;
   }
 
@@ -140,6 +140,15 @@ class LevelSearch {
     }
     known_[at] = choice;
     return choice.cost;
+  }
+
+  /// What the tiles that are not shared take longer for company.
+  float slowed(const CascadeLevels& levels) const {
+    int64_t pages = p_.kv_indptr[p_.batch];
+    for (const SharedSpan& span : levels.spans) {
+      pages -= int64_t{span.last - span.first} * (span.page_end - span.page_begin);
+    }
+    return static_cast<float>(pages * p_.page_size) * (costs_.other - 1.0f);
   }
 
   void collect(int32_t i, int32_t above, CascadeLevels& levels) {

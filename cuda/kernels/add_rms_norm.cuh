@@ -1,6 +1,5 @@
 #pragma once
 
-#include "kernels/chain.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/types.cuh"
 #include "params/add_rms_norm.h"
@@ -14,8 +13,6 @@ template <class T, int N, int Pieces>
 __global__ void add_rms_norm_kernel(const __grid_constant__ AddRmsNormParams p,
                                     const T* __restrict__ x, const T* __restrict__ residual,
                                     const T* __restrict__ weight, T* normed, T* new_residual) {
-  start_next();
-  await_previous();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * p.hidden;
   x += row;
   const bool adds = residual != nullptr;

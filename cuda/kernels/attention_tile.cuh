@@ -21,6 +21,7 @@ struct TileView {
   int begin, end;         // slots that any query of the tile sees, clipped to the tile's span
   int position;           // slot of the tile's first query token
   int window;             // params.window_left, -1 in shared tiles
+  int first_partial;  // of a private tile: first partial row of its first query token, read early
 
   __device__ TileView(const PagedAttentionParams& p, const AttentionArrays& a, int index) {
     const int4* raw = reinterpret_cast<const int4*>(a.tiles + index);
@@ -33,6 +34,8 @@ struct TileView {
     if (p.has_qo_indptr) q_end = __ldg(a.qo_indptr + tile.request + 1);
     int skipped = 0;
     if (p.has_first_page_offset) skipped = __ldg(a.first_page_offset + tile.request);
+    first_partial = 0;
+    if (tile.chunk >= 0 && !tile.shared) first_partial = __ldg(a.merge_indptr + tile.q_begin);
     pages = a.kv_indices + first;
     const int kv_len = count == 0 ? 0 : (count - 1) * p.page_size + last;
     begin = max(tile.page_begin * p.page_size, skipped);
@@ -53,6 +56,12 @@ struct TileView {
   /// Row of q and out of query token i of the tile.
   __device__ __forceinline__ int token(int i) const {
     return tokens == nullptr ? tile.q_begin + i : __ldg(tokens + i);
+  }
+
+  /// Partial row of this tile's chunk of query token i.
+  __device__ __forceinline__ int64_t partial_row(const AttentionArrays& a, int i) const {
+    const bool known = i == 0 && tokens == nullptr;
+    return (known ? first_partial : __ldg(a.merge_indptr + token(i))) + tile.chunk;
   }
 
   /// Slots [first_slot, end_slot) that query token i of the tile sees.
@@ -210,18 +219,12 @@ __device__ __forceinline__ void write_state(const PagedAttentionParams& p, const
                                             const TileView& view, int i, int head, int d,
                                             const MergedState<N>& state) {
   // Divided before a sink joins, as merged states are: one chunk and several give the same bits.
-  MergedState<N> whole;
-  whole.max = state.lse();
-  whole.sum = state.sum == 0.0f ? 0.0f : 1.0f;
-#pragma unroll
-  for (int e = 0; e < N; ++e) whole.v[e] = state.v[e] * state.scale();
-  const int token = view.token(i);
+  const MergedState<N> whole = state.divided();
   if (view.tile.chunk < 0) {
-    write_output<T, N>(p, a, token, head, d, whole);
+    write_output<T, N>(p, a, view.token(i), head, d, whole);
     return;
   }
-  const int64_t row =
-      static_cast<int64_t>(__ldg(a.merge_indptr + token) + view.tile.chunk) * p.num_qo_heads + head;
+  const int64_t row = view.partial_row(a, i) * p.num_qo_heads + head;
   Vec<float, N> result;
 #pragma unroll
   for (int e = 0; e < N; ++e) result.at[e] = whole.v[e];

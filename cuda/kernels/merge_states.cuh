@@ -29,6 +29,14 @@ struct MergedState {
     return sum == 0.0f ? -INFINITY : max + log2f(sum);
   }
   __device__ __forceinline__ float scale() const { return sum == 0.0f ? 0.0f : 1.0f / sum; }
+
+  /// The same state with its values divided: sum is 1, or 0 in an empty one.
+  __device__ __forceinline__ MergedState divided() const {
+    MergedState state{lse(), sum == 0.0f ? 0.0f : 1.0f};
+#pragma unroll
+    for (int i = 0; i < N; ++i) state.v[i] = v[i] * scale();
+    return state;
+  }
 };
 
 /// Merges rows [begin, end) of one head, in order, `Batch` at a time: their reads are in flight

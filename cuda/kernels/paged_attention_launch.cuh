@@ -66,7 +66,8 @@ void launch_attention(const AttentionConfig& config, const PagedAttentionParams&
     if (config.kernel == AttentionKernel::ragged_sm90) {
       launch(paged_ragged_sm90_kernel<T, D, Shapes::kDecodeStages>, grid, 4 * kWarp,
              Shapes::template sm90_shared_bytes<T>(), params, arrays,
-             pool_map(params, arrays.k_pages), pool_map(params, arrays.v_pages));
+             pool_map(params, arrays.k_pages), pool_map(params, arrays.v_pages),
+             page_groups(params));
       return;
     }
   }

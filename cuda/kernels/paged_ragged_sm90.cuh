@@ -23,6 +23,7 @@ struct PagedRaggedSm90 {
   const PagedAttentionParams& p;
   const AttentionArrays& a;
   const CUtensorMap &k_map, &v_map;
+  const int page_groups;  // groups of eight tokens from a page to the next (tensor_map.h)
   const TileView& view;
   const int kv_head, group, rows, warp, lane, page_shift;
   const uint32_t base, barriers;
@@ -33,12 +34,13 @@ struct PagedRaggedSm90 {
   uint32_t weights[Halves][kKeys / 16][4];
 
   __device__ PagedRaggedSm90(const PagedAttentionParams& p, const AttentionArrays& a,
-                             const CUtensorMap& k_map, const CUtensorMap& v_map,
+                             const CUtensorMap& k_map, const CUtensorMap& v_map, int page_groups,
                              const TileView& view, int kv_head, char* shared, uint64_t* barriers)
       : p(p),
         a(a),
         k_map(k_map),
         v_map(v_map),
+        page_groups(page_groups),
         view(view),
         kv_head(kv_head),
         group(p.num_qo_heads / p.num_kv_heads),
@@ -72,31 +74,31 @@ struct PagedRaggedSm90 {
     return {half * 64 + warp * 16, rows, group};
   }
 
-  /// Tokens of a box: 16, or a page of 8, of which lanes 0 and 1 copy one each.
-  __device__ __forceinline__ int box_tokens() const { return min(p.page_size, 16); }
+  /// Each warp copies 16 tokens of a block: one box, or two of pages of 8 by lanes 0 and 1.
+  __device__ __forceinline__ bool small_pages() const { return p.page_size < 16; }
 
-  __device__ __forceinline__ int box_slot(int block) const {
-    return origin + block * kKeys + warp * 16 + lane % 2 * box_tokens() % 16;
+  /// Where this lane's box begins in a block.
+  __device__ __forceinline__ int box() const {
+    return warp * 16 + (small_pages() ? lane % 2 * 8 : 0);
   }
 
   /// The page id of this lane's box of a block.
   __device__ __forceinline__ int page_in(int block) const {
-    return page_of(view, page_shift, box_slot(block));
+    return page_of(view, page_shift, origin + block * kKeys + box());
   }
 
   /// Starts the copy of this warp's share of a block of a pool.
   __device__ __forceinline__ void copy(const CUtensorMap& map, int block, int page, uint32_t to,
                                        uint32_t barrier) const {
-    const int tokens = box_tokens(), slot = box_slot(block);
-    const bool valid = lane < 16 / tokens && slot < view.end && slot + tokens > view.begin;
+    const int tokens = small_pages() ? 8 : 16, slot = origin + block * kKeys + box();
+    const bool valid =
+        lane < (small_pages() ? 2 : 1) && slot < view.end && slot + tokens > view.begin;
     const int boxes = __popc(__ballot_sync(0xffffffffu, valid));
     if (lane == 0) barrier_expect(barrier, static_cast<uint32_t>(boxes * tokens * D * sizeof(T)));
     __syncwarp();
     if (valid) {
-      const int row = slot - origin - block * kKeys;
-      const int groups_a_page = static_cast<int>(p.stride_page / (8 * p.stride_token));
-      copy_box(to + row / 8 * Rows::kGroupBytes, map, 0, 0, 0, kv_head,
-               page * groups_a_page + (slot & (p.page_size - 1)) / 8, barrier);
+      copy_box(to + box() / 8 * Rows::kGroupBytes, map, 0, 0, 0, kv_head,
+               page * page_groups + (slot & (p.page_size - 1)) / 8, barrier);
     }
   }
 
@@ -268,7 +270,7 @@ __global__ void __launch_bounds__(128, 2)
     paged_ragged_sm90_kernel(const __grid_constant__ PagedAttentionParams p,
                              const __grid_constant__ AttentionArrays a,
                              const __grid_constant__ CUtensorMap k_map,
-                             const __grid_constant__ CUtensorMap v_map) {
+                             const __grid_constant__ CUtensorMap v_map, int page_groups) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(16) char shared[];
   __shared__ __align__(8) uint64_t barriers[PagedRaggedSm90<T, D, 1>::kNumBarriers];
@@ -281,9 +283,11 @@ __global__ void __launch_bounds__(128, 2)
     Decode decode(p, a, view, kv_head, 4, shared);
     decode.run(shared);
   } else if (rows <= 64) {
-    PagedRaggedSm90<T, D, 1>(p, a, k_map, v_map, view, kv_head, shared, barriers).run();
+    PagedRaggedSm90<T, D, 1>(p, a, k_map, v_map, page_groups, view, kv_head, shared, barriers)
+        .run();
   } else {
-    PagedRaggedSm90<T, D, 2>(p, a, k_map, v_map, view, kv_head, shared, barriers).run();
+    PagedRaggedSm90<T, D, 2>(p, a, k_map, v_map, page_groups, view, kv_head, shared, barriers)
+        .run();
   }
 #endif
 }

@@ -84,22 +84,46 @@ struct RowStrip {
     }
   }
 
-  /// Writes the states of the rows in use.
+  /// Writes the states of the rows in use. Short code: it runs once, and each of its instructions
+  /// is then a miss in the instruction cache.
   __device__ __forceinline__ void write(const PagedAttentionParams& p, const AttentionArrays& a,
                                         const TileView& view, int kv_head,
                                         const StripPlace& place) const {
+    const int d = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float total = sum[half];
-      total += __shfl_xor_sync(0xffffffffu, total, 1);
-      total += __shfl_xor_sync(0xffffffffu, total, 2);
+      MergedState<1> state{max[half], sum[half], {1.0f}};
+      state.sum += __shfl_xor_sync(0xffffffffu, state.sum, 1);
+      state.sum += __shfl_xor_sync(0xffffffffu, state.sum, 2);
       const int row = place.row(half);
       if (row >= place.rows) continue;
-      const int token = row / place.group, head = kv_head * place.group + row % place.group;
+      const int head = kv_head * place.group + row % place.group;
+      const float scale = state.scale();
+      state = {state.lse(), state.sum == 0.0f ? 0.0f : 1.0f, {1.0f}};
+      const int token = view.token(row / place.group);
+      if (view.tile.chunk < 0) {
+        if (p.has_sinks) state.add_sink(a.sinks[head] * kLog2e);
+        const int64_t at = static_cast<int64_t>(token) * p.num_qo_heads + head;
+        T* out = static_cast<T*>(a.out) + at * D + d;
 #pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        const MergedState<2> state{max[half], total, {o[n][half * 2], o[n][half * 2 + 1]}};
-        write_state<T, 2>(p, a, view, token, head, n * 8 + threadIdx.x % 4 * 2, state);
+        for (int n = 0; n < kValueTiles; ++n) {
+          Vec<T, 2> pair;
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const float x = o[n][half * 2 + e] * scale * state.v[0] * state.scale();
+            pair.at[e] = from_float<T>(x);
+          }
+          store_vec(out + n * 8, pair);
+        }
+        if (d == 0 && a.lse != nullptr) a.lse[at] = state.lse();
+      } else {
+        const int64_t at = view.partial_row(a, row / place.group) * p.num_qo_heads + head;
+        float* out = a.partial_v + at * D + d;
+#pragma unroll
+        for (int n = 0; n < kValueTiles; ++n) {
+          store_vec(out + n * 8, Vec<float, 2>{o[n][half * 2] * scale, o[n][half * 2 + 1] * scale});
+        }
+        if (d == 0) a.partial_lse[at] = state.max;
       }
     }
   }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include "kernels/chain.cuh"
 #include "kernels/types.cuh"
 #include "params/rope_append.h"
 
@@ -91,22 +90,8 @@ struct RopeItem {
   }
 };
 
-/// Cosine and sine of a token's angles. The angle is formed and reduced in f64: at position 100,000
-/// an f32 product is off by 0.004.
-__device__ __forceinline__ void fill_cos_sin(const RopeAppendParams& p, int position,
-                                             const float* __restrict__ inv_freq, float2* cos_sin) {
-  constexpr double kPerTurn = 0.15915494309189535;  // 1 / (2 pi)
-  for (int i = threadIdx.x; i < p.rotary_dim / 2; i += blockDim.x) {
-    const double turns =
-        static_cast<double>(position) * static_cast<double>(inv_freq[i]) * kPerTurn;
-    float sine, cosine;
-    sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sine, &cosine);
-    cos_sin[i] = make_float2(cosine * p.scale, sine * p.scale);
-  }
-}
-
-/// Grid (any number of blocks that take the tokens in turn, slices of a token's heads), one item a
-/// thread. The next token's data is on its way while this one's is turned and written.
+/// Grid (tokens, slices of the token's heads), one item a thread. The cosines of a token are made
+/// once a block, while the loads of its data are in flight.
 template <class T, int N>
 __global__ void rope_append_kernel(const __grid_constant__ RopeAppendParams p,
                                    const T* __restrict__ q, const T* __restrict__ k,
@@ -114,36 +99,23 @@ __global__ void rope_append_kernel(const __grid_constant__ RopeAppendParams p,
                                    const int* __restrict__ slots, const int* __restrict__ positions,
                                    const float* __restrict__ inv_freq, T* __restrict__ q_rot,
                                    T* __restrict__ k_pages, T* __restrict__ v_pages) {
-  extern __shared__ float2 tables[];  // two of rotary_dim / 2, used in turn
-  float2 *now = tables, *later = tables + p.rotary_dim / 2;
-  start_next();
-  await_previous();
-  int token = blockIdx.x, slot = slots[token], position = positions[token];
+  extern __shared__ float2 cos_sin[];  // [rotary_dim / 2]
+  const int64_t token = blockIdx.x;
+  const int slot = slots[token], position = positions[token];
   RopeItem<T, N> item(p, blockIdx.y * blockDim.x + threadIdx.x, rope_items(p, N));
   item.load(p, token, q, k, v, q_stride, kv_stride);
-  while (true) {
-    const int next = token + static_cast<int>(gridDim.x);
-    const bool more = next < p.num_tokens;
-    RopeItem<T, N> next_item = item;
-    int next_slot = 0, next_position = 0;
-    if (more) {
-      next_slot = slots[next];
-      next_position = positions[next];
-      next_item.load(p, next, q, k, v, q_stride, kv_stride);
-    }
-    fill_cos_sin(p, position, inv_freq, now);
-    __syncthreads();
-    item.rotate(p, now);
-    item.store(p, token, slot, q_rot, k_pages, v_pages);
-    if (!more) break;
-    item = next_item;
-    token = next;
-    slot = next_slot;
-    position = next_position;
-    float2* const used = now;
-    now = later;
-    later = used;
+  for (int i = threadIdx.x; i < p.rotary_dim / 2; i += blockDim.x) {
+    // The angle is formed and reduced in f64: at position 100,000 an f32 product is off by 0.004.
+    constexpr double kPerTurn = 0.15915494309189535;  // 1 / (2 pi)
+    const double turns =
+        static_cast<double>(position) * static_cast<double>(inv_freq[i]) * kPerTurn;
+    float sine, cosine;
+    sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sine, &cosine);
+    cos_sin[i] = make_float2(cosine * p.scale, sine * p.scale);
   }
+  __syncthreads();
+  item.rotate(p, cos_sin);
+  item.store(p, token, slot, q_rot, k_pages, v_pages);
 }
 
 }  // namespace mlxcel::cuda

@@ -78,14 +78,16 @@ class RowCluster {
   static constexpr int kWarps = C * kRowWarps;
 
   __device__ __forceinline__ explicit RowCluster(ExchangeSlots<C>& slots) : slots_(slots) {
-    if (threadIdx.x == 0) {
-      for (const uint64_t* barrier : {&slots_.barrier[0], &slots_.barrier[1], &slots_.arrived}) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)));
+    if constexpr (C > 1) {
+      if (threadIdx.x == 0) {
+        for (const uint64_t* barrier : {&slots_.barrier[0], &slots_.barrier[1], &slots_.arrived}) {
+          asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)));
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       }
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      // The other blocks' barriers are known to be there by the first exchange.
+      asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     }
-    // The other blocks' barriers are known to be there by the first exchange.
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   }
 
   __device__ __forceinline__ int rank() const { return static_cast<int>(blockIdx.x) % C; }
@@ -98,22 +100,26 @@ class RowCluster {
   /// warp, equal in all lanes. The packets stay until the exchange after next. The first exchange
   /// also makes what a block wrote to its own shared memory before it visible to the block.
   __device__ __forceinline__ const Packet* exchange(const Packet& mine) {
-    if (exchanges_ == 0) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    const int parity = exchanges_ % 2, phase = exchanges_ / 2 % 2;
-    ++exchanges_;
-    const int lane = threadIdx.x % kWarp;
-    const uint32_t barrier = shared_address(&slots_.barrier[parity]);
-    if (threadIdx.x == 0) expect(barrier, sizeof(Packet) * kWarps);
-    if (lane < C) {
-      const uint32_t slot = shared_address(&slots_.packet[parity][warp()]);
-      asm volatile(
-          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, "
-          "%4}, [%5];" ::"r"(remote_address(slot, lane)),
-          "r"(mine.word[0]), "r"(mine.word[1]), "r"(mine.word[2]), "r"(mine.word[3]),
-          "r"(remote_address(barrier, lane))
-          : "memory");
+    const int parity = exchanges_ % 2, lane = threadIdx.x % kWarp;
+    if constexpr (C == 1) {
+      if (lane == 0) slots_.packet[parity][warp()] = mine;
+      __syncthreads();
+    } else {
+      if (exchanges_ == 0) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+      const uint32_t barrier = shared_address(&slots_.barrier[parity]);
+      if (threadIdx.x == 0) expect(barrier, sizeof(Packet) * kWarps);
+      if (lane < C) {
+        const uint32_t slot = shared_address(&slots_.packet[parity][warp()]);
+        asm volatile(
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, "
+            "%4}, [%5];" ::"r"(remote_address(slot, lane)),
+            "r"(mine.word[0]), "r"(mine.word[1]), "r"(mine.word[2]), "r"(mine.word[3]),
+            "r"(remote_address(barrier, lane))
+            : "memory");
+      }
+      await(barrier, exchanges_ / 2 % 2);
     }
-    await(barrier, phase);
+    ++exchanges_;
     return slots_.packet[parity];
   }
 
@@ -152,18 +158,26 @@ class RowCluster {
   /// Writes 8 bytes to a shared address of rank 0's block, as given for the caller's own. A cluster
   /// sends once, to one receiver, after an exchange.
   __device__ __forceinline__ void send(uint32_t address, uint64_t value) {
-    asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(
-            remote_address(address, 0)),
-        "l"(value), "r"(remote_address(shared_address(&slots_.arrived), 0))
-        : "memory");
+    if constexpr (C == 1) {
+      asm volatile("st.shared.b64 [%0], %1;" ::"r"(address), "l"(value) : "memory");
+    } else {
+      asm volatile(
+          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(
+              remote_address(address, 0)),
+          "l"(value), "r"(remote_address(shared_address(&slots_.arrived), 0))
+          : "memory");
+    }
   }
 
   /// Waits, in rank 0's block, for the `count` values that the cluster sends.
   __device__ __forceinline__ void receive(int count) {
-    const uint32_t barrier = shared_address(&slots_.arrived);
-    if (threadIdx.x == 0) expect(barrier, 8 * count);
-    await(barrier, 0);
+    if constexpr (C == 1) {
+      __syncthreads();
+    } else {
+      const uint32_t barrier = shared_address(&slots_.arrived);
+      if (threadIdx.x == 0) expect(barrier, 8 * count);
+      await(barrier, 0);
+    }
   }
 
  private:

@@ -17,6 +17,7 @@ from .ops import (
     plan_attention,
     plan_cascade,
 )
+from .ops.cascade import default_costs
 from .outcomes import CascadeDeclined, CascadeFailed, FusedCascade, Outcomes
 
 if TYPE_CHECKING:
@@ -42,16 +43,23 @@ class AttentionPlanner:
             "window_left": windows.pop() if len(windows) == 1 else -1,
             "batch_invariant": batch_invariant,
         }
+        self._costs = default_costs()
         self._path = attention_path
         self._declined = _reason_to_decline(attention_path, mixed_windows=bool(windows))
         self._tree: SharedPrefixTree | None = None
         self._plan: AttentionPlan | None = None
+        self._planned: tuple[Int32 | None, ...] = (
+            None,
+            None,
+            None,
+            None,
+        )  # what the plan and the tree are of
         self._outcome: FusedCascade | CascadeDeclined | CascadeFailed | None = self._declined
 
     def plan(self, table: PageTable, qo_indptr: Int32 | None, outcomes: Outcomes) -> AttentionPlan:
         """The plan for this table; counts how it came about."""
         plan, tree = self._plan, self._tree
-        if self._declined is None:
+        if self._declined is None and not self._is_planned(table, qo_indptr):
             try:
                 tree = detect_shared_prefix(table, qo_indptr, previous=tree)
             except Exception as error:
@@ -63,8 +71,19 @@ class AttentionPlanner:
             outcomes.count("mlxcel_attention_plans_total", "made")
             plan = self._plan = self._make(table, qo_indptr, tree)
         self._tree = tree
+        self._planned = (table.kv_indptr, table.kv_indices, table.first_page_offset, qo_indptr)
         self._count(outcomes)
         return plan
+
+    def _is_planned(self, table: PageTable, qo_indptr: Int32 | None) -> bool:
+        """Whether the table is the last one, or that one advanced: nothing can have changed."""
+        indptr, indices, offset, queries = self._planned
+        return (
+            table.kv_indptr is indptr
+            and table.kv_indices is indices
+            and table.first_page_offset is offset
+            and qo_indptr is queries
+        )
 
     @property
     def decode_path(self) -> str:
@@ -76,7 +95,7 @@ class AttentionPlanner:
     ) -> AttentionPlan:
         if tree is not None:
             try:
-                plan = plan_cascade(table, qo_indptr, tree=tree, **self._options)
+                plan = plan_cascade(table, qo_indptr, tree=tree, costs=self._costs, **self._options)
             except Exception as error:
                 self._fail(error)
             else:

@@ -14,6 +14,7 @@ import numpy as np
 from .attention_planner import AttentionPlanner
 from .models.batch import AttentionBatch
 from .ops import TokenLogprobs, token_logprobs
+from .ops.device import to_list
 from .outcomes import Outcomes
 from .outputs import TokenLogprob
 from .sampler import Sampler
@@ -157,7 +158,7 @@ class Runner:
         if step.ids is None or step.valid is None:
             mx.eval(step.written)  # of this step: the pool's present handle belongs to the next one
         else:
-            token_ids, valid = _list(step.ids), _list(step.valid)
+            token_ids, valid = to_list(step.ids), to_list(step.valid)
         logprobs: list[TokenLogprob | None] = [None] * len(token_ids)
         if step.logprobs is not None:
             wanted = [row.request.job.params.logprobs for row in step.sampled]
@@ -246,14 +247,10 @@ class Runner:
         return self._model.config.num_layers
 
 
-def _list(array: mx.array) -> list[Any]:
-    return cast(list[Any], array.tolist())
-
-
 def _token_logprobs(
     token_ids: Sequence[int], scores: TokenLogprobs, wanted: Sequence[int | None]
 ) -> list[TokenLogprob | None]:
-    logprob, rank, top_ids, top_logprobs = (_list(a) for a in scores)
+    logprob, rank, top_ids, top_logprobs = (to_list(a) for a in scores)
     return [
         None
         if count is None

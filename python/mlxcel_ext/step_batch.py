@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .ops import PageTable
+from .ops.device import to_device
 from .scheduler.request import Request
 from .scheduler.scheduler import ScheduledRow
 
@@ -75,7 +76,7 @@ class StepBatcher:
         else:
             table = self._make_table(rows, positions + 1)
         self._requests, self._starts, self._table = requests, starts, table
-        return StepBatch(mx.array(positions), table, None, None, [])
+        return StepBatch(to_device(positions), table, None, None, [])
 
     def _mixed(self, rows: Sequence[ScheduledRow]) -> StepBatch:
         counts = np.array([row.count for row in rows], np.int32)
@@ -86,9 +87,10 @@ class StepBatcher:
         positions = ends - 1
         if int(counts.max()) > 1:
             qo_indptr = np.concatenate([np.zeros(1, np.int32), ends_in_batch])
+            qo_indptr.flags.writeable = False  # so that it is recognised without a comparison
             positions = np.arange(qo_indptr[-1], dtype=np.int32) + np.repeat(ends - ends_in_batch, counts)
         logit_rows, scored = _logit_rows(rows, (ends_in_batch - 1).tolist())
-        return StepBatch(mx.array(positions), table, qo_indptr, logit_rows, scored)
+        return StepBatch(to_device(positions), table, qo_indptr, logit_rows, scored)
 
     def _make_table(self, rows: Sequence[ScheduledRow], ends: Int32) -> PageTable:
         size = self._page_size
@@ -118,4 +120,4 @@ def _logit_rows(
                 job.num_scored = first + count
     if not scored and len(wanted) == last[-1] + 1:
         return None, scored
-    return mx.array(np.array(wanted, np.int32)), scored
+    return to_device(np.array(wanted, np.int32)), scored

@@ -31,7 +31,7 @@ _FREE = CascadeCosts(reread=1.0, row=0.0, tile=0.0, merge=0.0, launch=0.0)
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """Requests and tokens of each: many enough to fill the machine, and more than its caches hold."""
 
     batch: int
@@ -40,15 +40,17 @@ class _Sizes:
     rounds: int
 
 
+CPU_SIZES = Sizes(batch=16, tokens=1024, repeats=1, rounds=7)
+GPU_SIZES = Sizes(batch=64, tokens=4096, repeats=20, rounds=15)
+
+
 class CascadeTuner:
     """Times launches of the public op whose costs differ in one constant each."""
 
-    def __init__(self, device: mx.Device) -> None:
+    def __init__(self, device: mx.Device, size: Sizes | None = None) -> None:
         self._device = device
-        self._cpu = device == mx.cpu
-        self._size = _Sizes(16, 1024, 1, 7) if self._cpu else _Sizes(64, 4096, 20, 15)
+        self._size = size = size or (CPU_SIZES if device == mx.cpu else GPU_SIZES)
         self._target = default_target(device)
-        size = self._size
         shape = (size.batch * size.tokens // _PAGE + 2 * size.batch, _PAGE, _KV_HEADS, _DIM)
         with mx.stream(device):
             self._k, self._v = (mx.random.normal(shape).astype(mx.bfloat16) for _ in "kv")
@@ -72,7 +74,8 @@ class CascadeTuner:
         lse = mx.random.normal((states, _KV_HEADS * _GROUP), stream=self._device)
         groups = mx.arange(0, states + 1, 16, dtype=mx.int32)
         mx.eval(v, lse, groups)
-        first, again, stacked, fine, merged, flat_short, shared_short = self._time(
+        beside = self._table(shared=True, tokens=_PAGE, own=size.tokens)
+        first, again, stacked, fine, merged, flat_short, shared_short, slow = self._time(
             [
                 self._launch(alone, whole),
                 self._launch(together, plan_attention(together, target=uncut, **_HEADS)),
@@ -81,6 +84,7 @@ class CascadeTuner:
                 lambda: merge_states(v, lse, groups, stream=self._device)[0],
                 self._launch(short, plan_attention(short, target=t, **_HEADS)),
                 self._launch(short, plan_cascade(short, target=t, costs=_FREE, **_HEADS)),
+                self._launch(beside, plan_cascade(beside, target=t, costs=_FREE, **_HEADS)),
             ]
         )
         unit = first * slots / total  # seconds of one slot for a KV token
@@ -95,18 +99,19 @@ class CascadeTuner:
             "tile": tile,
             "merge": merge,
             "launch": max((shared_short - flat_short) / unit - work, 0.0),
+            "other": max(slow / first, 1.0),
         }
 
-    def _table(self, *, shared: bool, tokens: int | None = None) -> PageTable:
-        """Every request with pages of its own, or all behind one prefix with a page of their own each."""
+    def _table(self, *, shared: bool, tokens: int | None = None, own: int = 1) -> PageTable:
+        """Every request with pages of its own, or all behind one prefix, each with `own` tokens more."""
         pages = (self._size.tokens if tokens is None else tokens) // _PAGE
-        rows = [
-            [*range(pages), self._k.shape[0] - 1 - r]
-            if shared
-            else range(r * (pages + 1), (r + 1) * (pages + 1))
-            for r in range(self._size.batch)
-        ]
-        return PageTable.from_pages(rows, [pages * _PAGE + 1] * self._size.batch, _PAGE)
+        tail = -(-own // _PAGE)
+        rows = []
+        for r in range(self._size.batch):
+            prefix = range(pages) if shared else range(r * (pages + tail), r * (pages + tail) + pages)
+            begin = pages + r * tail if shared else prefix.stop
+            rows.append([*prefix, *range(begin, begin + tail)])
+        return PageTable.from_pages(rows, [pages * _PAGE + own] * self._size.batch, _PAGE)
 
     def _launch(self, table: PageTable, plan: AttentionPlan) -> Callable[[], mx.array]:
         def launch() -> mx.array:

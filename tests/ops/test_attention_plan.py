@@ -231,3 +231,18 @@ def test_a_plan_does_not_follow_what_the_caller_writes_later():
     plan = plan_attention(PageTable([0, 1, 2], [0, 1], [16, 16], 16), indptr, num_qo_heads=4, num_kv_heads=2)
     indptr[:] = [0, 9, 10]
     assert not plan.matches(PageTable([0, 1, 2], [0, 1], [16, 16], 16), indptr)
+
+
+def test_a_plan_cannot_be_changed_nor_taken_for_another_s():
+    table = PageTable.from_pages([[0, 1], [2]], [20, 7], page_size=16)
+    indptr = np.array([0, 3, 5], np.int32)
+    plan = plan_attention(table, indptr, num_qo_heads=4, num_kv_heads=2)
+    for name in ("qo_indptr", "partial", "cascade", "tiles"):
+        with pytest.raises(AttributeError):
+            setattr(plan, name, getattr(plan, name))
+    with pytest.raises(ValueError, match="read-only"):
+        plan.qo_indptr[1] = 2
+    assert plan.matches(table, indptr)
+    indptr[1] = 2
+    assert not plan.matches(table, indptr)
+    assert plan.matches(table, [0, 3, 5])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mlxcel_ext import (
     CascadeCosts,
+    CascadeFloors,
     PageTable,
     cascade_attention,
     detect_shared_prefix,
@@ -296,6 +297,9 @@ def test_costs_decide():
     assert costs_of(*rows(4, 8), reread=0.25, tile=97.0) == CascadeDeclined("costs")
     # Arithmetic that sharing does not save: 16 rows at 1 / 16 of a token each.
     assert costs_of(*rows(4, 8), row=1 / 4) == CascadeDeclined("costs")
+    # 4 * 16 tokens are not shared.
+    assert isinstance(costs_of(*rows(4, 8), other=6.9), FusedCascade)
+    assert costs_of(*rows(4, 8), other=7.1) == CascadeDeclined("costs")
     # A launch is worth 384 tokens * 2 heads / 2 threads.
     assert isinstance(costs_of(*rows(4, 8), launch=383.0), FusedCascade)
     assert costs_of(*rows(4, 8), launch=385.0) == CascadeDeclined("costs")
@@ -313,13 +317,14 @@ def test_a_level_that_does_not_pay_is_read_by_those_below_it():
 
 def test_floors_replace_the_costs(monkeypatch):
     rows = [[*range(8), 100], [*range(8), 101], [*range(8), 102]]
-    kv_len = [8 * 16 + 1] * 3
-    expensive = {"launch": 1e9}
-    assert costs_of(rows, kv_len, **expensive) == CascadeDeclined("costs")
+    table = PageTable.from_pages(rows, [8 * 16 + 1] * 3, 16)
+    options = {"num_qo_heads": 8, "num_kv_heads": 2, "target": cpu_target(2)}
     for pages, members, shares in ((8, 3, True), (9, 3, False), (8, 4, False), (1, 1, True)):
+        by_argument = plan_cascade(table, costs=CascadeFloors(pages, members), **options)
+        assert isinstance(by_argument.cascade, FusedCascade) == shares
         monkeypatch.setenv("MLXCEL_CASCADE_MIN_SHARED_PAGES", str(pages))
         monkeypatch.setenv("MLXCEL_CASCADE_MIN_MEMBERS", str(members))
-        assert isinstance(costs_of(rows, kv_len, **expensive), FusedCascade) == shares
+        assert plan_cascade(table, **options).cascade == by_argument.cascade
 
 
 def test_packaged_costs_share_a_long_prompt_and_not_a_short_one(stream):

@@ -167,6 +167,18 @@ def test_slots_on_device_are_made_once_and_checked_against_the_pool():
         table.slots_on_device(None, 9)
 
 
+def test_an_array_that_was_written_to_is_another_one():
+    table = PageTable.from_pages([[5, 2], [9]], [9, 8], 8)
+    indptr = np.array([0, 2, 3], np.int32)
+    first, arrays = table.slots_on_device(indptr, 10), table.on_device(indptr)
+    assert table.slots_on_device(indptr.copy(), 10) is first
+    assert table.on_device(indptr.copy()) is arrays
+    indptr[1] = 1
+    assert first.tolist() == [47, 16, 79]
+    assert table.slots_on_device(indptr, 10).tolist() == [16, 78, 79]
+    assert table.on_device(indptr) is not arrays
+
+
 def test_what_was_checked_is_what_kernels_read():
     ids = np.array([5, 2, 9], np.int32)
     table = good(kv_indices=ids)

@@ -2,7 +2,14 @@
 
 from .attention import lse_to_natural, merge_states, paged_attention, paged_attention_partial
 from .attention_plan import AttentionPlan, PlanTarget, cpu_target, cuda_target, metal_target, plan_attention
-from .cascade import CascadeCosts, SharedPrefixTree, cascade_attention, detect_shared_prefix, plan_cascade
+from .cascade import (
+    CascadeCosts,
+    CascadeFloors,
+    SharedPrefixTree,
+    cascade_attention,
+    detect_shared_prefix,
+    plan_cascade,
+)
 from .kvcache import rope_append
 from .linear import PackedWeight, linear, quantized_linear, swiglu
 from .norm import add_rms_norm
@@ -26,6 +33,7 @@ from .sampling import (
 __all__ = [
     "AttentionPlan",
     "CascadeCosts",
+    "CascadeFloors",
     "PackedWeight",
     "PageTable",
     "PlanTarget",

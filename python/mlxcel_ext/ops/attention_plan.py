@@ -11,7 +11,8 @@ import numpy.typing as npt
 from .. import _ext
 from ..outcomes import CascadeDeclined, FusedCascade
 from .arguments import argument_errors
-from .page_table import Int32, PageTable, as_int32, check_indptr
+from .device import to_device
+from .page_table import Int32, PageTable, as_int32, check_indptr, unchanging
 
 PlanTarget = _ext.PlanTarget
 
@@ -113,6 +114,7 @@ class AttentionPlan:
     """
 
     __slots__ = (
+        "_cascade",
         "_causal",
         "_first_page_offset",
         "_group_size",
@@ -123,11 +125,10 @@ class AttentionPlan:
         "_num_kv_heads",
         "_on_device",
         "_page_size",
+        "_partial",
         "_plan",
+        "_qo_indptr",
         "_window_left",
-        "cascade",
-        "partial",
-        "qo_indptr",
     )
 
     def __init__(
@@ -145,18 +146,31 @@ class AttentionPlan:
     ) -> None:
         self._plan = plan
         self._kv_indptr = table.kv_indptr
-        self.cascade = cascade
+        self._cascade = cascade
         # Tiles that are shared hold for these pages alone.
         self._kv_indices = table.kv_indices if plan.num_members else None
         self._first_page_offset = table.first_page_offset
         self._page_size = table.page_size
-        self._matched: tuple[PageTable, object] = (table, qo_indptr)
+        # The tiles are cut for these values: the caller may write to its own array.
+        self._qo_indptr = unchanging(qo_indptr)
+        self._matched: tuple[PageTable, object] = (table, self._qo_indptr)
         self._on_device: _ext.AttentionTiles | None = None
         self._num_kv_heads, self._group_size = num_kv_heads, group_size
         self._causal, self._window_left, self._invariant = causal, window_left, invariant
-        self.partial = partial
-        # A copy: the caller may write to its own, and the tiles are cut for these values.
-        self.qo_indptr = None if qo_indptr is None else qo_indptr.copy()
+        self._partial = partial
+
+    @property
+    def cascade(self) -> FusedCascade | CascadeDeclined | None:
+        return self._cascade
+
+    @property
+    def partial(self) -> bool:
+        """Every tile writes partial states."""
+        return self._partial
+
+    @property
+    def qo_indptr(self) -> Int32 | None:
+        return self._qo_indptr
 
     @property
     def tiles(self) -> Int32:
@@ -190,7 +204,7 @@ class AttentionPlan:
             and _equal(table.first_page_offset, self._first_page_offset)
         ):
             return False
-        self._matched = (table, qo_indptr)
+        self._matched = (table, self._qo_indptr)
         return True
 
     def check(
@@ -231,9 +245,9 @@ class AttentionPlan:
         if self._on_device is None:
             p = self._plan
             self._on_device = _ext.AttentionTiles(
-                mx.array(p.tiles),
-                mx.array(p.merge_indptr),
-                mx.array(p.token_order) if p.num_members else None,
+                to_device(p.tiles),
+                to_device(p.merge_indptr),
+                to_device(p.token_order) if p.num_members else None,
                 p.num_partials,
                 self._invariant,
                 p.max_q_len,
@@ -355,7 +369,6 @@ def plan_attention(
         partial,
         target or default_target(),
     )
-    # The caller's own object, so that passing it again is recognised without a comparison.
     return AttentionPlan(
         plan, table, indptr, num_kv_heads, group, causal, window_left, batch_invariant, partial
     )

@@ -12,25 +12,25 @@ from ..outcomes import CascadeDeclined, FusedCascade
 from .arguments import argument_errors
 from .attention import paged_attention
 from .attention_plan import AttentionPlan, check_problem, check_qo_indptr, default_target, on_cpu
-from .page_table import Int32, PageTable
+from .page_table import Int32, PageTable, unchanging
 
 CascadeCosts = _ext.CascadeCosts
+CascadeFloors = _ext.CascadeFloors
+
+_NO_COSTS = CascadeCosts(0.0, 0.0, 0.0, 0.0, 0.0)
+_NO_FLOORS = CascadeFloors(0, 0)
 
 
-def default_costs(stream: mx.Stream | mx.Device | None = None) -> _ext.CascadeCosts:
-    """Costs of the device that ``stream`` (default: MLX's default device) runs on."""
-    return _costs(on_cpu(stream))
+def default_costs(stream: mx.Stream | mx.Device | None = None) -> _ext.CascadeCosts | _ext.CascadeFloors:
+    """What decides on the device that ``stream`` (default: MLX's default device) runs on: its costs, or the floors of
+    MLXCEL_CASCADE_MIN_SHARED_PAGES and MLXCEL_CASCADE_MIN_MEMBERS where one is set."""
+    pages, members = (env.count(f"MLXCEL_CASCADE_MIN_{name}") or 0 for name in ("SHARED_PAGES", "MEMBERS"))
+    return CascadeFloors(pages, members) if pages or members else _costs(on_cpu(stream))
 
 
 @functools.cache
 def _costs(cpu: bool) -> _ext.CascadeCosts:
-    return _ext.CascadeCosts(**tuning.load("cascade", cpu))
-
-
-def _floors() -> _ext.CascadeFloors:
-    return _ext.CascadeFloors(
-        env.count("MLXCEL_CASCADE_MIN_SHARED_PAGES") or 0, env.count("MLXCEL_CASCADE_MIN_MEMBERS") or 0
-    )
+    return CascadeCosts(**tuning.load("cascade", cpu))
 
 
 class SharedPrefixTree:
@@ -81,7 +81,7 @@ class SharedPrefixTree:
 
 
 def _arrays_of(table: PageTable, qo_indptr: Int32 | None) -> tuple[Int32, Int32, Int32 | None, Int32 | None]:
-    return table.kv_indptr, table.kv_indices, table.first_page_offset, qo_indptr
+    return table.kv_indptr, table.kv_indices, table.first_page_offset, unchanging(qo_indptr)
 
 
 @argument_errors("detect_shared_prefix")
@@ -140,7 +140,7 @@ def plan_cascade(
     partial: bool = False,
     target: _ext.PlanTarget | None = None,
     tree: SharedPrefixTree | None = None,
-    costs: _ext.CascadeCosts | None = None,
+    costs: _ext.CascadeCosts | _ext.CascadeFloors | None = None,
 ) -> AttentionPlan:
     """``plan_attention`` with tiles of their own for common prefixes: one list of tiles, one launch, one merge.
 
@@ -160,9 +160,10 @@ def plan_cascade(
         bit); nothing is, where there is a window.
     tree : SharedPrefixTree, optional
         From ``detect_shared_prefix`` of this table; default: made here.
-    costs : CascadeCosts, optional
-        Default: the device's, measured by ``mlxcel-ext tune cascade``. Where ``MLXCEL_CASCADE_MIN_SHARED_PAGES`` or
-        ``MLXCEL_CASCADE_MIN_MEMBERS`` is set, these floors decide instead.
+    costs : CascadeCosts or CascadeFloors, optional
+        What sharing costs, or the least pages and members of a node that is shared whatever it costs. Default: the
+        costs of the device, measured by ``mlxcel-ext tune cascade``, or the floors that
+        ``MLXCEL_CASCADE_MIN_SHARED_PAGES`` and ``MLXCEL_CASCADE_MIN_MEMBERS`` set.
 
     Returns
     -------
@@ -179,6 +180,8 @@ def plan_cascade(
         tree = SharedPrefixTree(table, indptr, causal)
     elif not tree.holds_for(table, indptr, causal):
         raise ValueError(f"[{op}] tree must be detect_shared_prefix's of table and qo_indptr, got {tree}.")
+    if costs is None:
+        costs = default_costs()
     group = num_qo_heads // num_kv_heads
     plan = _ext.plan_attention(
         table.kv_indptr,
@@ -192,8 +195,7 @@ def plan_cascade(
         partial,
         target or default_target(),
         tree._tree,
-        costs or default_costs(),
-        _floors(),
+        *((_NO_COSTS, costs) if isinstance(costs, CascadeFloors) else (costs, _NO_FLOORS)),
     )
     outcome: FusedCascade | CascadeDeclined
     if plan.num_members:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _ext
+from .device import to_device
 
 Int32 = npt.NDArray[np.int32]
 
@@ -346,34 +347,47 @@ class PageTable:
         return _read_only(pages * self._page_size + offsets)
 
     def slots_on_device(self, qo_indptr: Int32 | None, num_pages: int) -> mx.array:
-        """``slots`` as an mx.array, made once for one ``qo_indptr`` object; checks ids against the pool."""
+        """``slots`` as an mx.array, made once for one ``qo_indptr``; checks ids against the pool."""
         self.validate(num_pages)
         made = self._slots_on_device
-        if made is None or made[0] is not qo_indptr:
-            made = self._slots_on_device = (qo_indptr, mx.array(self.slots(qo_indptr)))
+        if made is None or not _same(made[0], qo_indptr):
+            made = self._slots_on_device = (unchanging(qo_indptr), to_device(self.slots(qo_indptr)))
         return made[1]
 
     def on_device(self, qo_indptr: Int32 | None = None) -> _ext.AttentionTable:
-        """The device arrays that attention reads, made once (for one ``qo_indptr`` object)."""
+        """The device arrays that attention reads, made once (for one ``qo_indptr``)."""
         made = self._attention_table
-        if made is None or made[0] is not qo_indptr:
+        if made is None or not _same(made[0], qo_indptr):
             table = _ext.AttentionTable(
                 self._array("kv_indptr", self._kv_indptr),
                 self._array("kv_indices", self._kv_indices),
                 self._array("kv_last_page_len", self._kv_last_page_len),
-                None if qo_indptr is None else mx.array(qo_indptr),
+                None if qo_indptr is None else to_device(qo_indptr),
                 None
                 if self._first_page_offset is None
                 else self._array("first_page_offset", self._first_page_offset),
             )
-            made = self._attention_table = (qo_indptr, table)
+            made = self._attention_table = (unchanging(qo_indptr), table)
         return made[1]
 
     def _array(self, name: str, host: Int32) -> mx.array:
         made = self._device.get(name)
         if made is None:
-            made = self._device[name] = mx.array(host)
+            made = self._device[name] = to_device(host)
         return made
+
+
+def unchanging(qo_indptr: Int32 | None) -> Int32 | None:
+    """Itself where nobody can write to it, else a copy: what was made for it must not be taken for another."""
+    if qo_indptr is None or not qo_indptr.flags.writeable:
+        return qo_indptr
+    return _read_only(qo_indptr.copy())
+
+
+def _same(kept: Int32 | None, given: Int32 | None) -> bool:
+    if kept is given:
+        return True
+    return kept is not None and given is not None and np.array_equal(kept, given)
 
 
 def _read_only(a: Int32) -> Int32:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .. import _ext
 from .arguments import argument_errors
+from .device import to_device
 
 #: A value for all rows, or one a row.
 PerRow = float | int | Sequence[float] | Sequence[int] | npt.NDArray[np.generic] | mx.array
@@ -425,7 +426,7 @@ def _words(rows: mx.array | npt.NDArray[np.void]) -> mx.array:
     """Packed rows as 32-bit words on the device."""
     if isinstance(rows, mx.array):
         return rows
-    return mx.array(rows.view(np.uint32).reshape(len(rows), rows.dtype.itemsize // 4))
+    return to_device(rows.view(np.uint32).reshape(len(rows), rows.dtype.itemsize // 4))
 
 
 def _pack_rows(params: SamplingBatch, rng: tuple[PerRow, PerRow], batch: int) -> mx.array:
