@@ -117,10 +117,10 @@ MUTANTS = [
     _matrix("row sum over half the lanes", "return x + simd_shuffle_xor(x, 8);", "return x;", "numbers"),
     _matrix("weights not masked", "score = token >= from && token < to ? score : -INFINITY;", "", "numbers"),
     # Shared tiles
-    _vector("tokens of a shared tile in order", "shared ? order[r / group_size] : q_begin", "q_begin", "race"),
+    _vector("tokens of a shared tile in order", "shared ? order[r / group_size] : q_begin", "q_begin", "out-of-bounds"),
     _vector("shared tile reads its order from the start of a request", "view.shared ? tile.q_begin : 0", "view.shared ? qo_begin : 0", "out-of-bounds"),
     _vector("shared tile masked", "!view.shared && params.causal != 0", "params.causal != 0", "numbers"),
-    _matrix("tokens of a shared tile in order", "shared ? order[r / group_size] : q_begin", "q_begin", "race"),
+    _matrix("tokens of a shared tile in order", "shared ? order[r / group_size] : q_begin", "q_begin", "out-of-bounds"),
     _matrix("shared tile masked", "!view.shared && params.causal != 0", "params.causal != 0", "numbers"),
     # Sampling: the noise
     _sample("nine rounds", "round < 10", "round < 9", "numbers"),
