@@ -68,17 +68,18 @@ void attend(const PagedAttentionParams& params, const Bindings& in, const Output
             const mx::Stream& stream) {
   const int group_size = params.num_qo_heads / params.num_kv_heads;
   const int most_rows = params.max_q_len * group_size;
-  if (group_size < kMatrixRows) {
-    PagedAttentionParams vector =
-        params;  // rows of its grid: those of the largest tile that it takes
-    vector.max_q_len = std::min(params.max_q_len, (kMatrixRows - 1) / group_size);
+  const bool one_kernel = params.batch_invariant != 0;  // whose bits would differ from the other's
+  if (one_kernel || group_size < kMatrixRows) {
+    // Rows of its grid: those of the largest tile that it takes.
+    PagedAttentionParams vector = params;
+    if (!one_kernel) vector.max_q_len = std::min(params.max_q_len, (kMatrixRows - 1) / group_size);
     const int rows = vector.max_q_len * group_size;
     const int block = rows <= 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
     run_tiles(kernel(stream, sources::k_paged_attention, "paged_attention",
                      {params.dtype, params.head_dim, block}, flags_of(params)),
               vector, in, out, block, kVectorThreads, stream);
   }
-  if (most_rows >= kMatrixRows) {
+  if (!one_kernel && most_rows >= kMatrixRows) {
     run_tiles(kernel(stream, sources::k_paged_attention_matrix, "paged_attention_matrix",
                      {params.dtype, params.head_dim}, flags_of(params)),
               params, in, out, kMatrixBlockRows, kMatrixThreads, stream);

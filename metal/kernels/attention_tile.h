@@ -12,7 +12,7 @@ constant bool has_soft_cap [[function_constant(3)]];
 constant bool has_token_order [[function_constant(4)]];
 
 // Tiles with at least this many query rows go to the matrix kernel, the others to the vector
-// kernel.
+// kernel; all of a batch-invariant plan go to that one.
 constant constexpr int kMatrixRows = 16;
 
 // A tile for one KV head. Its rows are (query token, query head of the KV head's group),

@@ -65,7 +65,8 @@ template <typename T, int D, int R>
   const device AttentionTile& tile = tiles[group.z];
   const TileView view = view_tile(params, tile, kv_indptr, kv_indices, kv_last_page_len, qo_indptr,
                                   first_page_offset, token_order);
-  if (first_row >= view.rows || view.rows >= kMatrixRows) return;  // all threads alike
+  const bool mine = view.rows < kMatrixRows || params.batch_invariant != 0;
+  if (first_row >= view.rows || !mine) return;  // all threads alike
   const int rows = min(R, view.rows - first_row);
 
   float query[R][E::kCount];
@@ -90,8 +91,11 @@ template <typename T, int D, int R>
   }
 
   // Later rows start and end later, so the first row's begin and the last row's end span all.
-  for (int t = view.lowest(first_row) + simdgroup; t < view.highest(first_row + rows - 1);
-       t += kSimdgroups) {
+  // A token's number says which simdgroup takes it: a row's sums do not depend on the rows beside
+  // it.
+  const int lowest = view.lowest(first_row);
+  for (int t = lowest + ((simdgroup - lowest) & (kSimdgroups - 1));
+       t < view.highest(first_row + rows - 1); t += kSimdgroups) {
     const long at = token_offset(params, view, t, kv_head);
     float key[E::kCount];
     float value[E::kCount];

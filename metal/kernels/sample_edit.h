@@ -25,11 +25,13 @@ template <typename T>
   const EditRow row = rows[group.y];
   const int begin = int(group.x) * kEditTile;
   const size_t at = size_t(group.y) * size_t(params.vocab);
-  const bool biased = row.bias_begin < row.bias_end;
+  const int bias_begin = max(row.bias_begin, 0);
+  const int bias_end = min(row.bias_end, params.num_bias);
+  const bool biased = bias_begin < bias_end;
   if (biased) {
     for (int i = int(thread_index); i < kEditTile; i += kEditThreads) bias[i] = 0.0f;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int i = row.bias_begin + int(thread_index); i < row.bias_end; i += kEditThreads) {
+    for (int i = bias_begin + int(thread_index); i < bias_end; i += kEditThreads) {
       const int id = bias_ids[i];
       if (id >= begin && id < begin + kEditTile) bias[id - begin] = bias_values[i];
     }
@@ -39,7 +41,7 @@ template <typename T>
     const int token = begin + i;
     if (token >= params.vocab) return;
     float x = float(logits[at + size_t(token)]);
-    if (row.mask_row >= 0) {
+    if (row.mask_row >= 0 && row.mask_row < params.num_masks) {
       const int word = token / 32;
       uint allowed = 0;
       if (word < params.mask_words)
@@ -47,7 +49,7 @@ template <typename T>
       if ((allowed >> (token % 32) & 1) == 0) x = -INFINITY;
     }
     if (biased) x += bias[i];
-    if (row.counts_row >= 0) {
+    if (row.counts_row >= 0 && row.counts_row < params.num_counts) {
       const uint count = counts[size_t(row.counts_row) * size_t(params.vocab) + size_t(token)];
       if (count != 0) {
         const uint in_output = count & ~kInPrompt;

@@ -148,8 +148,8 @@ class AttentionProblem:
         self.qo_indptr = np.cumsum([0, *qo_len]).astype(np.int32)
         self.q = rng.standard_normal((sum(qo_len), self.hq, self.dim)).astype(np.float32)
         self.last = np.array([(n - 1) % self.page_size + 1 for n in kv_len], np.int32)
-        self.order = rng.permutation(sum(qo_len)).astype(np.int32)
-        tiles, merged = [(1, 0, sum(qo_len), 0, shared, 0, 1, -1)] if shared else [], [0]
+        self.order = np.append(0, rng.permutation(sum(qo_len))).astype(np.int32)  # the tile begins at 1
+        tiles, merged = [(1, 1, sum(qo_len), 0, shared, 0, 1, -1)] if shared else [], [0]
         for r, n in enumerate(qo_len):
             spans = range(shared, counts[r], chunk_pages)
             direct = len(spans) == 1 and not shared
@@ -162,7 +162,17 @@ class AttentionProblem:
         self.tiles, self.num_partials = np.array(tiles, np.int32), int(self.merge[-1])
         self.max_chunks = max(merged)
 
-    def run(self, source: str, kernel: str, row_block: int, threads: int, seed: int, window: int) -> None:
+    def run(
+        self,
+        source: str,
+        kernel: str,
+        row_block: int,
+        threads: int,
+        seed: int,
+        window: int,
+        invariant: bool = False,
+    ) -> npt.NDArray:
+        """Checks the launch and returns its output; NaN where a row is in parts."""
         num_q, group = len(self.q), self.hq // self.hkv
         partial_v = np.full((max(self.num_partials, 1), self.hq, self.dim), np.nan, np.float32)
         partial_lse = np.full((max(self.num_partials, 1), self.hq), np.nan, np.float32)
@@ -171,7 +181,7 @@ class AttentionProblem:
         fields = (num_q, len(self.kv_len), self.hq, self.hkv, self.dim, self.page_size, *stride)
         most_tokens = int(self.tiles[:, 2].max())
         shared = bool(self.tiles[0, 6])
-        fields += (len(self.tiles), self.num_partials, 0, most_tokens, self.max_chunks, window, 1)
+        fields += (len(self.tiles), self.num_partials, invariant, most_tokens, self.max_chunks, window, 1)
         fields += (0.125 * 1.4426950408889634, 0.0, F32, 1, 0, 0, shared)
         params = np.array([fields], "i4,i4,i4,i4,i4,i4,i8,i8,i8,i4,i4,i4,i4,i4,i4,i4,f4,f4,i4,i4,i4,i4,i4")
         inputs = [self.q, self.k, self.v, self.indptr, self.pages, self.last, self.tiles, self.qo_indptr]
@@ -183,6 +193,7 @@ class AttentionProblem:
             inout=(10, 11, 12, 13), constants={"has_qo_indptr": True, "has_token_order": shared}, seed=seed,
         )  # fmt: skip
         self._check(partial_v, partial_lse, out, lse, window)
+        return out
 
     def _check(self, partial_v, partial_lse, out, lse, window: int) -> None:
         for r, n in enumerate(self.kv_len):
@@ -213,7 +224,7 @@ def run_paged_attention(source: str, seed: int = 1) -> None:
     problem = AttentionProblem([37, 21], [2, 3], chunk_pages=6, dim=128)  # two passes of the final merge
     problem.run(source, "paged_attention<float, 128, 8>", 8, 256, seed, window=-1)
     problem.run(source, "paged_attention<float, 128, 8>", 8, 256, seed, window=16)
-    problem = AttentionProblem([37, 21], [2, 3], chunk_pages=4, dim=128, shared=3)
+    problem = AttentionProblem([37, 19], [5, 2], chunk_pages=4, dim=128, shared=4)
     problem.run(source, "paged_attention<float, 128, 8>", 8, 256, seed, window=-1)
 
 
@@ -363,7 +374,7 @@ def run_sample_chain(source: str, seed: int = 1) -> None:
 def run_sample_edit(source: str, seed: int = 1) -> None:
     rng = np.random.default_rng(9)
     vocab, slots = 1100, 3
-    logits = rng.standard_normal((3, vocab)).astype(np.float32)
+    logits = rng.standard_normal((4, vocab)).astype(np.float32)
     masks = rng.integers(0, 2**32, (2, 34), np.uint32)  # tokens from 1088 on are forbidden
     counts = np.full((slots, vocab), 7, np.uint32)
     prompt, output = rng.integers(0, vocab, 300), rng.integers(0, 40, 500)
@@ -394,21 +405,23 @@ def run_sample_edit(source: str, seed: int = 1) -> None:
             (1.0, 0.0, 0.0, -1, -1, 0, 0, 0),
             (1.3, 0.4, 0.7, 1, -1, 0, 4, 0),
             (1.0, 0.0, 0.0, -1, 1, 1, 2, 0),
+            (1.0, 0.0, 1.0, slots, 2, 4, 2**31 - 1, 0),  # points at nothing
         ],
         "f4,f4,f4,i4,i4,i4,i4,i4",
     )
     out = np.zeros_like(logits)
-    launch = np.array([(3, vocab, F32, 34)], "i4,i4,i4,i4")
+    launch = np.array([(4, vocab, F32, 34, 4, slots, 2)], "i4,i4,i4,i4,i4,i4,i4")
     ids, values = np.array(list(bias), np.int32), np.array(list(bias.values()), np.float32)
     kernels.run(
         "edit_logits", dict(enumerate([logits, rows, ids, values, counts, masks, out, launch])),
-        groups=(2, 3), group=(256,), outputs=(6,), seed=seed,
+        groups=(2, 4), group=(256,), outputs=(6,), seed=seed,
     )  # fmt: skip
     edit = reference_sampling.edit_logits
     want = [
         logits[0],
         edit(logits[1], bias=bias, prompt=prompt, output=output, repetition=1.3, presence=0.4, frequency=0.7),
         edit(logits[2], mask=masks[1], bias={1023: -2.0}),
+        logits[3],
     ]
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
 

@@ -112,15 +112,15 @@ MUTANTS = [
     _vector("causal limit off by one", "own + r / group_size + 1)", "own + r / group_size)", "numbers"),
     _vector("window off by one", "own + r / group_size - window_left", "own + r / group_size - window_left + 1", "numbers"),
     _vector("partial rows of the wrong chunk", "merge_indptr[view.token(r)]", "merge_indptr[view.token(0)]", "numbers"),
-    _vector("tokens of one simdgroup left out", "+ simdgroup; t <", "+ simdgroup + 1; t <", "numbers"),
+    _vector("tokens of one simdgroup left out", "& (kSimdgroups - 1));", "& (kSimdgroups - 1)) + 1;", "numbers"),
     _matrix("columns of K swapped", "keys[j * kStride + b * 8]", "keys[(1 - j) * kStride + b * 8]", "numbers"),
     _matrix("row sum over half the lanes", "return x + simd_shuffle_xor(x, 8);", "return x;", "numbers"),
     _matrix("weights not masked", "score = token >= from && token < to ? score : -INFINITY;", "", "numbers"),
     # Shared tiles
-    _vector("tokens of a shared tile in order", "shared ? order[r / group_size] : q_begin", "q_begin", "race"),
+    _vector("tokens of a shared tile in order", "shared ? order[r / group_size] : q_begin", "q_begin", "out-of-bounds"),
     _vector("shared tile reads its order from the start of a request", "view.shared ? tile.q_begin : 0", "view.shared ? qo_begin : 0", "out-of-bounds"),
     _vector("shared tile masked", "!view.shared && params.causal != 0", "params.causal != 0", "numbers"),
-    _matrix("tokens of a shared tile in order", "shared ? order[r / group_size] : q_begin", "q_begin", "race"),
+    _matrix("tokens of a shared tile in order", "shared ? order[r / group_size] : q_begin", "q_begin", "out-of-bounds"),
     _matrix("shared tile masked", "!view.shared && params.causal != 0", "params.causal != 0", "numbers"),
     # Sampling: the noise
     _sample("nine rounds", "round < 10", "round < 9", "numbers"),
@@ -197,6 +197,9 @@ MUTANTS = [
     _edit("rows out of range", "row < 0 || row >= params.num_rows || id < 0", "row < 0 || id < 0", "out-of-bounds"),
     _edit("ids out of range", "id < 0 || id >= params.vocab) return", "false) return", "numbers"),
     _edit("another row cleared", "counts[size_t(row) * size_t(params.vocab) + token] = 0;", "counts[token] = 0;", "numbers"),
+    _edit("masks past the last", "row.mask_row < params.num_masks", "true", "out-of-bounds"),
+    _edit("bias past the last", "min(row.bias_end, params.num_bias)", "row.bias_end", "out-of-bounds"),
+    _edit("counts past the last", "row.counts_row < params.num_counts", "true", "out-of-bounds"),
     # Log-probabilities
     _logprobs("id out of range", "id >= 0 && id < vocab ?", "id >= 0 ?", "numbers"),
     _logprobs("rank without the token itself", "Cut at_least = {drawn, kLastIndex};", "Cut at_least = {drawn, -1};", "numbers"),

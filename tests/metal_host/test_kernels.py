@@ -5,10 +5,18 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from tests.metal_host.build import CompiledSource
-from tests.metal_host.kernel_cases import CASES, KERNELS, flat_metal, flat_source, instantiate
+from tests.metal_host.kernel_cases import (
+    CASES,
+    KERNELS,
+    AttentionProblem,
+    flat_metal,
+    flat_source,
+    instantiate,
+)
 from tests.metal_host.kernel_mutants import MUTANTS, Mutant
 from tests.metal_host.transform import MetalError
 
@@ -37,6 +45,19 @@ def test_attention_names_its_address_spaces(instance):
 @pytest.mark.parametrize("kernel", CASES)
 def test_case_passes_on_every_schedule(kernel, seed):
     CASES[kernel](flat_source(kernel), seed=seed)
+
+
+@pytest.mark.parametrize("window", [-1, 21])
+def test_rows_of_invariant_plans_have_the_same_bits_beside_any_others(window):
+    """36 rows of one request in blocks of eight, four and one; a tile of them would go to the matrix kernel else."""
+    problem = AttentionProblem([75], [18], chunk_pages=99, dim=64)
+    source = flat_source("paged_attention")
+    outs = [
+        problem.run(source, f"paged_attention<float, 64, {r}>", r, 256, 1, window, invariant=True)
+        for r in (8, 4, 1)
+    ]
+    np.testing.assert_array_equal(outs[0], outs[1])
+    np.testing.assert_array_equal(outs[0], outs[2])
 
 
 def what_finds(mutant: Mutant) -> str:
