@@ -17,7 +17,7 @@ struct CascadeCosts {
   float merge;   // one more partial row of one query head: written, read and merged
   float launch;  // what a launch takes longer for having shared tiles at all
   float other;   // a KV token of the tiles that are not shared, in a launch that has some: 1 or
-                // more, where they run on a kernel that is made for larger ones
+                 // more, where they run on a kernel that is made for larger ones
 };
 
 /// Nodes with at least this many pages and members are shared whatever they cost; 0: costs decide.
