@@ -180,6 +180,7 @@ class GGUFFile:
             (rotary pairs in neighbouring rows) to halves; 0 leaves the rows alone.
         """
         info = self.tensors[name]
+        self._data.madvise(mmap.MADV_DONTNEED)  # or the tensors read before stay resident beside their copies
         rows = info.shape[0] if len(info.shape) > 1 else 1
         raw = np.frombuffer(self._data, np.uint8, info.nbytes, info.offset).reshape(rows, -1)
         if unpermute_heads:

@@ -83,6 +83,7 @@ def load(
     )
     with reporter(progress, f"loading {path.name}") as step:
         model = build(config, weights, DTYPES[dtype] if dtype != "auto" else default_dtype(), step)
+    mx.clear_cache()  # the buffers that weights were joined and packed from
     return LoadedModel(model, tokenizer, config, name_or_path, template)
 
 
