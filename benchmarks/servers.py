@@ -40,6 +40,8 @@ def running(*command: str, path: str = "/health", limit: float = 300.0) -> Itera
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    # Ended from outside, Python would leave the server behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     process = subprocess.Popen([sys.executable, *command, "--port", str(port)])
     server = Server(f"http://127.0.0.1:{port}", process)
     end = time.monotonic() + limit

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <span>
 
 namespace mlxcel::plan {
 namespace {
@@ -27,7 +28,7 @@ float weight(const AttentionProblem& p, const PlanTarget& t, int32_t q_len) {
 }
 
 /// Callers ask for chunks that give at most twice the tiles that there is room for: they fit int32.
-float count_tiles(const std::vector<Load>& loads, float chunk) {
+float count_tiles(std::span<const Load> loads, float chunk) {
   const float inverse = 1.0f / chunk;
   int32_t tiles = 0;
   for (const Load& load : loads) {
@@ -41,8 +42,7 @@ float count_tiles(const std::vector<Load>& loads, float chunk) {
 
 /// The cost at which a tile is cut. Tries to fill 1, 2, ... rounds of the machine: more rounds
 /// balance better, and pay more overhead.
-float choose_chunk(const std::vector<Load>& loads, const PlanTarget& target, int32_t slots_in_all,
-                   int32_t num_kv_heads) {
+float choose_chunk(const std::vector<Load>& loads, const PlanTarget& target, int32_t num_kv_heads) {
   float longest = 0, total = 0, uncut = 0;
   for (const Load& load : loads) {
     longest = std::max(longest, load.cost);
@@ -51,7 +51,7 @@ float choose_chunk(const std::vector<Load>& loads, const PlanTarget& target, int
   }
   const float least = static_cast<float>(target.min_chunk_tokens);
   if (longest <= least) return least;
-  const float slots = static_cast<float>(slots_in_all) / static_cast<float>(num_kv_heads);
+  const float slots = static_cast<float>(target.slots) / static_cast<float>(num_kv_heads);
   const float overhead = static_cast<float>(target.tile_overhead);
   float best = 0, best_time = std::numeric_limits<float>::infinity();
   float high = longest;  // count_tiles(high) fits, and so it does in more rounds
@@ -82,17 +82,28 @@ float choose_chunk(const std::vector<Load>& loads, const PlanTarget& target, int
 /// The same where some tiles are shared. Those are bound by arithmetic and the others by loading,
 /// so they had better run side by side: a shared tile may last as long as the launch, while short
 /// ones take turns next to it. Where it does not even then, four rounds make the end even.
-float choose_shared_chunk(const std::vector<Load>& loads, const PlanTarget& target,
-                          int32_t slots_in_all, int32_t num_kv_heads) {
+/// `shared` are the first of the loads, `even` the slots that they had better fill as often as each
+/// other: a few tiles more than that would leave the rest of the machine waiting for them.
+float choose_shared_chunk(const std::vector<Load>& loads, size_t shared, const PlanTarget& target,
+                          int32_t even, int32_t num_kv_heads) {
   float longest = 0, total = 0;
   for (const Load& load : loads) {
     longest = std::max(longest, load.cost);
     total +=
         (load.cost + static_cast<float>(target.tile_overhead)) * static_cast<float>(load.tiles);
   }
-  const float share = total * static_cast<float>(num_kv_heads) / static_cast<float>(slots_in_all);
-  return std::max(static_cast<float>(target.min_chunk_tokens),
-                  share < longest ? share : 0.25f * share);
+  const float share = total * static_cast<float>(num_kv_heads) / static_cast<float>(target.slots);
+  const float least = static_cast<float>(target.min_chunk_tokens);
+  if (share >= longest) return std::max(least, 0.25f * share);
+  const std::span<const Load> spans(loads.data(), shared);
+  const float turn = static_cast<float>(even) / static_cast<float>(num_kv_heads);
+  const float room = turn * std::max(1.0f, std::round(count_tiles(spans, share) / turn));
+  float low = share, high = longest;
+  while (count_tiles(spans, low) > room && high - low > 0.01f * high) {
+    const float middle = 0.5f * (low + high);
+    (count_tiles(spans, middle) <= room ? high : low) = middle;
+  }
+  return std::max(least, count_tiles(spans, low) <= room ? low : high);
 }
 
 /// Orders tiles by cost, the most expensive first, so that the last worker to finish holds a short
@@ -343,8 +354,16 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& 
   } else if (!loads.empty()) {
     const bool large =
         target.large_slots > 0 && most_tokens * problem.group_size > target.small_rows;
-    const auto choose = levels.spans.empty() ? choose_chunk : choose_shared_chunk;
-    chunk = choose(loads, target, large ? target.large_slots : target.slots, problem.num_kv_heads);
+    PlanTarget kernel = target;  // that serves the launch
+    if (large) kernel.slots = target.large_slots;
+    if (!levels.spans.empty()) {
+      chunk = choose_shared_chunk(loads, levels.spans.size(), kernel, target.slots,
+                                  problem.num_kv_heads);
+    } else {
+      // What is cut among large tiles is merged by a launch of its own: longer chunks pay for it.
+      if (large) kernel.min_chunk_tokens *= 8;
+      chunk = choose_chunk(loads, kernel, problem.num_kv_heads);
+    }
   }
   Builder builder(problem, target, levels, chunk, tile_tokens);
   size_t tiles = 0;

@@ -261,6 +261,16 @@ def test_vocabulary_of_512(stream, rng):
     assert chisquare(counts, weights / weights.sum() * n).pvalue > 1e-6
 
 
+def test_a_draw_leaves_other_graphs_alone(stream, rng):
+    """MLX updates cached graphs: a kernel that takes the place of a draw must not inherit its cluster size."""
+    small = mx.arange(1000)
+    logits = mx.array(rng.standard_normal((48, 1003)), mx.float32)
+    mx.eval(small, logits)
+    for top_p in (0.9, 1.0, 0.9):
+        mx.eval(sample(logits, SamplingBatch(top_p=top_p), (1, 2), stream=stream).ids)
+        assert np.array_equal(np.array(mx.add(small, 1, stream=stream)), np.arange(1000) + 1)
+
+
 def test_empty_batch(stream):
     got = sample(mx.zeros((0, 10)), SamplingBatch(), (1, 2), stream=stream)
     assert got.ids.shape == got.valid.shape == (0,)

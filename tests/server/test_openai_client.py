@@ -72,6 +72,15 @@ def test_parse_with_a_schema(client: openai.OpenAI, engine: FakeEngine) -> None:
     answer = client.chat.completions.parse(model="fake", messages=USER, response_format=City)
     assert answer.choices[0].message.parsed == City(name="Ulm", people=126000)
     assert engine.seen[0][1].grammar.kind == "json_schema"
+    with client.chat.completions.stream(
+        model="fake", messages=USER, response_format=City, logprobs=True, top_logprobs=1
+    ) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    assert final.choices[0].message.parsed == City(name="Ulm", people=126000)
+    assert {"content.delta", "content.done", "logprobs.content.done"} <= kinds
+    with pytest.raises(openai.LengthFinishReasonError):
+        client.chat.completions.parse(model="fake", messages=USER, response_format=City, max_tokens=3)
 
 
 def test_tools_whole_and_streamed(client: openai.OpenAI, engine: FakeEngine) -> None:
