@@ -59,7 +59,7 @@ HOST_MUTANTS = [
     ("sample_edit.cpp", "tiles rounded down", "ceil_div(params.vocab, 4 * kThreads)", "params.vocab / (4 * kThreads)", "AssertionError"),
     ("sample_logprobs.cpp", "a row too few", "MTL::Size(params.batch, 1, 1)", "MTL::Size(params.batch - 1, 1, 1)", "AssertionError"),
     ("sample_renorm.cpp", "shares of another row", "encoder.set_input_array(inputs[i], i);", "encoder.set_input_array(inputs[0], i);", ""),
-    ("library.cpp", "threadgroups beyond the kernel's arrays", "kMostRowThreads = 512", "kMostRowThreads = 1024", "out-of-bounds"),
+    ("library.cpp", "threadgroups beyond the kernel's arrays", "kMostRowThreads = 512", "kMostRowThreads = 1024", "outside the array"),
 ]  # fmt: skip
 
 
