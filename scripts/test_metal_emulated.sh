@@ -4,7 +4,7 @@
 #
 #   PYTHON=... [MLX_METAL_WHEEL=folder where the macOS wheel was unpacked] scripts/test_metal_emulated.sh
 #
-# Installs nothing. Needs clang-19 and llvm-19 (Debian has both), cmake, ninja, g++, and the test requirements.
+# METAL_HOST_ALL=1 seeds all bugs of the lists, not every third. Installs nothing. Needs clang-19 and llvm-19 (Debian has both), cmake, ninja, g++, and the test requirements.
 # The wheel: pip download --no-deps --only-binary=:all: --platform macosx_14_0_arm64 mlx-metal==0.32.4, then unzip.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -35,7 +35,8 @@ trap 'rm -f "$log"' EXIT
 ) >"$log" 2>&1 &
 harness=$!
 status=0
-"$python" -m pytest -p no:cacheprovider --durations=5 "${ops[@]}" || status=1
+# The dearest test in one dtype and head_dim.
+"$python" -m pytest -p no:cacheprovider --durations=5 "${ops[@]}" -k "not (invariant_plan and (f16 or 80))" || status=1
 printf '== op tests, schedule seed 1: %s s\n' "$SECONDS"
 some="strided or bitwise or long_and_skewed or nan or every_head_dim and bf16 or descending or other_orders"
 some+=" or ties and 1000 or reference and 1000 or renorm and 1000 or mask and 1000 or cascade and random"
