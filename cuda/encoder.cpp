@@ -21,8 +21,9 @@ int cluster_size(const void* kernel) {
 /// the same key, and CUDA leaves a node its cluster size in an update. A kernel without clusters
 /// that comes to such a node is dropped where its grid does not divide, without an error.
 std::string node_key(const void* kernel) {
-  const int cluster = cluster_size(kernel);
-  return cluster == 0 ? "K" : "K" + std::to_string(cluster);
+  std::string key = "K";
+  if (const int cluster = cluster_size(kernel)) key += std::to_string(cluster);
+  return key;
 }
 
 cudaGraphNode_t add_kernel(cudaGraph_t graph, const void* kernel, dim3 grid, dim3 block,
@@ -89,7 +90,10 @@ void EncoderLaunch::submit(const void* kernel, dim3 grid, dim3 block, size_t sha
     cudaGraph_t child;
     MLXCEL_CUDA_CHECK(cudaGraphCreate(&child, 0));
     add_kernel(child, kernel, grid, block, shared_bytes, params);
-    encoder_.add_graph_node(child, "(" + node_key(kernel) + ")", true);
+    std::string key = "(";
+    key += node_key(kernel);
+    key += ')';
+    encoder_.add_graph_node(child, key, true);
     MLXCEL_CUDA_CHECK(cudaGraphDestroy(child));
     return;
   }

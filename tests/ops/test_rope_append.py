@@ -136,6 +136,8 @@ def test_pool_keeps_its_buffer_over_a_thousand_steps(stream, rng):
             mx.eval(case.k_pages, case.v_pages)
             assert [_ext.buffer_address(case.k_pages), _ext.buffer_address(case.v_pages)] == addresses
     assert mx.get_peak_memory() - before < case.k_pages.nbytes / 4
+    buffers = {_ext.buffer_address(handle) for handle in old_handles}
+    assert len(buffers) == 1, "buffers that the pool has lived in, over all steps"
     written = ~np.isnan(case.tokens(case.k_pages)).any(axis=(1, 2))
     assert written.sum() == 2000
     np.testing.assert_array_equal(np.flatnonzero(written), np.r_[0:1000, 4096 * 16 - 1000 : 4096 * 16])
