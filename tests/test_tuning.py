@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlxcel_ext import tune, tuning
-from mlxcel_ext.ops import CascadeCosts
+from mlxcel_ext.ops import CascadeCosts, cascade
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +30,22 @@ def test_the_users_own_constants_come_first_and_keep_each_other_company():
     assert tuning.load("cascade", True) == dict.fromkeys(packaged, 2.0)
     assert json.loads(kept.read_text())["other"] == {"a": 1.0}
     assert kept.name.startswith("cpu-")
+
+
+@pytest.mark.parametrize(
+    ("constants", "text"),
+    [
+        ({"reread": 1.0}, "has other constants than this version's"),
+        ([1, 2], "must map names to numbers"),
+        ({"reread": "a"}, "must map names to numbers"),
+    ],
+)
+def test_a_file_of_another_version_is_named(constants, text):
+    tuning.save("cascade", True, constants)
+    cascade._costs.cache_clear()
+    with pytest.raises(ValueError, match=text):
+        cascade._costs(True)
+    cascade._costs.cache_clear()
 
 
 def test_a_gpu_that_nobody_measured_gets_the_nearest(monkeypatch):

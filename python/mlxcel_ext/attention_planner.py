@@ -43,9 +43,9 @@ class AttentionPlanner:
             "window_left": windows.pop() if len(windows) == 1 else -1,
             "batch_invariant": batch_invariant,
         }
-        self._costs = default_costs()
         self._path = attention_path
         self._declined = _reason_to_decline(attention_path, mixed_windows=bool(windows))
+        self._costs = default_costs() if self._declined is None else None
         self._tree: SharedPrefixTree | None = None
         self._plan: AttentionPlan | None = None
         self._planned: tuple[Int32 | None, ...] = (

@@ -54,8 +54,13 @@ class Engine:
         self._loaded = loaded
         self._loop = EngineLoop(loaded.model, self.config)
         self._vocab_size = loaded.config.vocab_size
+        # Some models name an end of text that their logits do not have: it is never drawn.
         self._eos_token_ids = tuple(
-            dict.fromkeys((*loaded.config.eos_token_ids, *loaded.tokenizer.eos_token_ids))
+            dict.fromkeys(
+                token
+                for token in (*loaded.config.eos_token_ids, *loaded.tokenizer.eos_token_ids)
+                if token < self._vocab_size
+            )
         )
         self._grammars = GrammarCompiler(loaded.tokenizer, self._vocab_size, self._eos_token_ids)
         self._wake = threading.Condition()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -179,9 +181,11 @@ def test_an_array_that_was_written_to_is_another_one():
     assert table.on_device(indptr) is not arrays
 
 
-def test_what_was_checked_is_what_kernels_read():
-    ids = np.array([5, 2, 9], np.int32)
-    table = good(kv_indices=ids)
+@pytest.mark.parametrize("shared", [lambda a: a, lambda a: array.array("i", a), memoryview, np.asarray])
+@pytest.mark.parametrize("view", [lambda a: a, lambda a: np.broadcast_to(np.asarray(a), 3)])
+def test_what_was_checked_is_what_kernels_read(shared, view):
+    ids = shared(np.array([5, 2, 9], np.int32))
+    table = good(kv_indices=view(ids))
     table.validate(10)
     ids[0] = 3_000_000
     np.testing.assert_array_equal(table.kv_indices, [5, 2, 9])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,6 +14,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from mlxcel_ext.server.errors import ApiError
+from mlxcel_ext.server.generation import tokenize
 from mlxcel_ext.server.settings import ServerSettings
 
 from .fake_engine import FakeEngine, FakeModel
@@ -165,6 +168,22 @@ async def test_a_bad_body_is_a_400(
 async def test_a_body_that_is_no_json_is_a_400(client: httpx.AsyncClient, raw: bytes) -> None:
     for path in (COMPLETIONS, CHAT, "/tokenize", "/detokenize"):
         check_error(await client.post(path, content=raw, headers={"content-type": "application/json"}), 400)
+
+
+async def test_text_that_a_template_made_and_no_tokenizer_takes_is_a_400() -> None:
+    """Tool arguments can spell a lone surrogate in JSON, which the template writes out."""
+
+    def refuse(text: str, add_special_tokens: bool) -> list[int]:
+        raise ValueError("[encode] text is not valid Unicode")
+
+    tokenizer = SimpleNamespace(encode=refuse, max_token_chars=8)
+    state = SimpleNamespace(
+        model=SimpleNamespace(tokenizer=tokenizer), engine=SimpleNamespace(max_model_len=100_000)
+    )
+    for length in (1, 100_000):  # here and in a thread
+        with pytest.raises(ApiError, match="not valid Unicode") as refused:
+            await tokenize(state, "a" * length, False)  # type: ignore[arg-type]
+        assert refused.value.status == 400
 
 
 async def test_an_unknown_model_is_a_404(client: httpx.AsyncClient) -> None:

@@ -93,6 +93,14 @@ CASES = [
     ("mistral", "[TOOL_CALLS] {}", "[TOOL_CALLS] {}", []),
     ("mistral", f"[TOOL_CALLS][{CALL}, and", ", and", [ARGUMENTS]),
     ("mistral", "[TOOL_CALLS]weather[ARGS]", "[TOOL_CALLS]weather[ARGS]", []),
+    # A name that JSON's parser gives up on, or that UTF-8 cannot carry, is no call: it shows as it was.
+    (
+        "mistral",
+        '[TOOL_CALLS][{"name": ' + "[" * 3000 + "]" * 3000 + "}]",
+        '[TOOL_CALLS][{"name": ' + "[" * 3000 + "]" * 3000 + "}]",
+        [],
+    ),
+    ("mistral", r'[TOOL_CALLS][{"name": "\ud800"}]', r'[TOOL_CALLS][{"name": "\ud800"}]', []),
 ]
 
 

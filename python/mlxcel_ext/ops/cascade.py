@@ -30,7 +30,14 @@ def default_costs(stream: mx.Stream | mx.Device | None = None) -> _ext.CascadeCo
 
 @functools.cache
 def _costs(cpu: bool) -> _ext.CascadeCosts:
-    return CascadeCosts(**tuning.load("cascade", cpu))
+    constants = tuning.load("cascade", cpu)
+    try:
+        return CascadeCosts(**constants)
+    except TypeError:
+        raise ValueError(
+            f"[cascade] the tuning file of {tuning.device_name(cpu)} has other constants than this version's, got "
+            f"{sorted(constants)}: delete it, or tune again."
+        ) from None
 
 
 class SharedPrefixTree:

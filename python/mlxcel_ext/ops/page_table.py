@@ -398,9 +398,11 @@ def _read_only(a: Int32) -> Int32:
 def _frozen(name: str, value: npt.ArrayLike) -> Int32:
     """``value`` as int32 that nobody can change any more: what validate() has checked is what kernels read."""
     a = as_int32("page_table", name, value)
-    if a.flags.writeable:
-        return _read_only(a.copy() if isinstance(value, np.ndarray) else a)
-    return a
+    if isinstance(value, list | tuple):
+        return _read_only(a)
+    base = a.base  # what owns the memory of a view, an array or another library's buffer
+    owned = base is None or (isinstance(base, np.ndarray) and not base.flags.writeable)
+    return a if owned and not a.flags.writeable else _read_only(a.copy())
 
 
 def _check_requests(bad: npt.NDArray[np.bool_], field: str, values: Int32, wanted: str) -> None:

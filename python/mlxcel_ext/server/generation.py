@@ -53,9 +53,12 @@ async def tokenize(
             "prompt",
             "context_length_exceeded",
         )
-    if len(text) <= OFF_LOOP_CHARS:
-        return encode(text, add_special_tokens)
-    return await asyncio.to_thread(encode, text, add_special_tokens)
+    try:
+        if len(text) <= OFF_LOOP_CHARS:
+            return encode(text, add_special_tokens)
+        return await asyncio.to_thread(encode, text, add_special_tokens)
+    except ValueError as error:  # a lone surrogate, which JSON's escapes can spell
+        raise bad_request(str(error), "prompt", "invalid_value") from None
 
 
 def check_length(state: ServerState, prompt_ids: list[int], max_tokens: int | None) -> None:

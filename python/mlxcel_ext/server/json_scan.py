@@ -52,6 +52,16 @@ class CallDelta:
     arguments: str = ""
 
 
+def _text_of(value: str) -> str | None:
+    """The text of a JSON string; None for other values, and for one that UTF-8 cannot carry (a lone surrogate)."""
+    try:
+        text = json.loads(value)
+        text.encode()
+    except (ValueError, RecursionError, AttributeError):
+        return None
+    return text if isinstance(text, str) else None
+
+
 class CallScanner:
     """Reads {"name": ..., "arguments" or "parameters": {...}} and hands the arguments on as they arrive.
 
@@ -137,17 +147,12 @@ class CallScanner:
             if self._value[:1] != '"':
                 return []
             # Arguments that the model quoted as a string of JSON: unquoted once the string is whole.
-            try:
-                return self._tell(json.loads(self._value))
-            except ValueError:
-                return self._tell(self._value)
+            unquoted = _text_of(self._value)
+            return self._tell(self._value if unquoted is None else unquoted)
         if self._field != "name" or self._name:
             return []
-        try:
-            name = json.loads(self._value)
-        except ValueError:
-            name = None
-        if not isinstance(name, str) or not name:
+        name = _text_of(self._value)
+        if not name:
             return self._fail()
         self._name = name
         return self._tell("") if self._waiting else []

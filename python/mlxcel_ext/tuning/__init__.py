@@ -37,7 +37,13 @@ def load(section: str, on_cpu: bool) -> dict[str, float]:
         if file.exists():
             found = _read(file).get(section)
             if found is not None:
-                return {name: float(value) for name, value in found.items()}
+                try:
+                    return {str(name): float(value) for name, value in dict(found).items()}
+                except (TypeError, ValueError):
+                    raise ValueError(
+                        f"[tuning] {section} of {file} must map names to numbers, got {found!r}: delete it, or "
+                        "tune again."
+                    ) from None
     raise ValueError(f"[tuning] no file has a section {section!r} for {device}.")
 
 
