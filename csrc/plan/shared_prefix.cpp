@@ -104,12 +104,30 @@ void SharedPrefixTree::keep_witnesses(const PageRows& rows) {
   }
 }
 
+/// Whether request i in order, which ended after `ended` pages and has grown since, now goes on
+/// with the page of another that has as many pages in common with it.
+bool SharedPrefixTree::shares_more(const PageRows& rows, int32_t i, int32_t ended) const {
+  const auto next_page = [&](int32_t at) {
+    return rows.kv_indices[rows.kv_indptr[order_[at]] + ended];
+  };
+  const auto goes_on = [&](int32_t at) {
+    return shareable_pages(rows, order_[at]) > ended && next_page(at) == next_page(i);
+  };
+  for (int32_t j = i; common_[j] >= ended && j > 0; --j) {
+    if (goes_on(j - 1)) return true;
+  }
+  const auto size = static_cast<int32_t>(order_.size());
+  for (int32_t j = i + 1; j < size && common_[j] >= ended; ++j) {
+    if (goes_on(j)) return true;
+  }
+  return false;
+}
+
 bool SharedPrefixTree::holds_for(const PageRows& rows) const {
   if (rows.batch != static_cast<int32_t>(limits_.size())) return false;
   for (int32_t r = 0; r < rows.batch; ++r) {
     if (limits_[r] == 0 && shareable_pages(rows, r) > 0) return false;
   }
-  int32_t before = 0;  // pages of the request before in order that may be shared now
   for (size_t i = 0; i < order_.size(); ++i) {
     const int32_t r = order_[i], limit = shareable_pages(rows, r);
     const int32_t* witness = witnesses_.data() + witness_indptr_[i];
@@ -119,10 +137,7 @@ bool SharedPrefixTree::holds_for(const PageRows& rows) const {
         0) {
       return false;
     }
-    // Neighbours that did not differ where one of them ended may share more by now.
-    const bool differed = i == 0 || common_[i] < std::min(limits_[order_[i - 1]], limits_[r]);
-    if (!differed && std::min(before, limit) != common_[i]) return false;
-    before = limit;
+    if (limit > limits_[r] && shares_more(rows, static_cast<int32_t>(i), limits_[r])) return false;
   }
   return true;
 }

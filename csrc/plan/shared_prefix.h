@@ -50,6 +50,7 @@ class SharedPrefixTree {
   void sort(const PageRows& rows);
   void add_nodes();
   void keep_witnesses(const PageRows& rows);
+  bool shares_more(const PageRows& rows, int32_t i, int32_t ended) const;
 
   std::vector<int32_t> order_;
   std::vector<PrefixNode> nodes_;

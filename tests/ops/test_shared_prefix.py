@@ -71,6 +71,16 @@ def test_nodes_are_the_sets_of_rows_that_share_pages(rows, data, causal):
         assert ([parent] if parent >= 0 else []) == above[:1]
 
 
+def test_a_request_that_grew_past_its_neighbour_shares_with_the_next():
+    rows = [[0, 0, 1, 0], [0, 0, 1, 0], [0, 0, 1, 0, 0]]
+    tree = detect_shared_prefix(table_of(as_pages(rows)))
+    rows[0] = [0, 0, 1, 0, 0]
+    table = table_of(as_pages(rows))
+    kept = detect_shared_prefix(table, previous=tree)
+    assert (frozenset({0, 2}), 3, 4) in nodes(kept)
+    assert nodes(kept) == nodes(detect_shared_prefix(table))
+
+
 @settings(max_examples=200, deadline=None)
 @given(rows=ROWS, data=st.data())
 def test_a_tree_that_is_kept_is_the_tree_that_would_be_made(rows, data):
