@@ -13,6 +13,12 @@ namespace mlxcel::cuda {
 
 constexpr int kRowThreads = 512;
 constexpr int kRowWarps = kRowThreads / kWarp;
+/// Of such blocks a multiprocessor holds at most these: it has 2,048 threads, on sm_120 1,536.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kMostRowBlocks = 3;
+#else
+constexpr int kMostRowBlocks = 4;
+#endif
 constexpr int kTile = 4 * kRowThreads;  // tokens that a block takes at a time
 
 /// Tiles go round the blocks, so that a row whose large values lie together is still shared.
