@@ -22,12 +22,16 @@ inline void check(const char* what, cudaError_t status) {
 struct DeviceInfo {
   int num_sms;
   int arch;              // 10 * major + minor
+  int max_cluster;       // blocks of a cluster; 1: there are none, or MLXCEL_EXT_FORCE=sample:block
   int max_shared_bytes;  // that a block may ask for
   int l2_bytes;
 };
 
 /// Of the current device, read once.
 const DeviceInfo& device_info();
+
+/// What MLXCEL_EXT_FORCE=<op>:<kernel>,... asks for, or an empty string.
+std::string forced_kernel(const std::string& op);
 
 /// Where a launcher sends its kernels: a stream, or the graph that MLX is building. Launchers are
 /// plain functions over pointers and params, so that larger primitives can call them in a row.

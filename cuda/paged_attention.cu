@@ -83,16 +83,6 @@ Choices possible(const PagedAttentionParams& p, const DeviceInfo& device) {
   return choices;
 }
 
-/// The kernel asked for by MLXCEL_EXT_FORCE=paged_attention:<kernel>, or an empty string.
-std::string forced_kernel() {
-  const char* text = std::getenv("MLXCEL_EXT_FORCE");
-  const std::string all = text == nullptr ? "" : text, key = "paged_attention:";
-  const size_t at = all.find(key);
-  if (at == std::string::npos) return "";
-  const size_t begin = at + key.size();
-  return all.substr(begin, all.find(',', begin) - begin);
-}
-
 bool tracing() {
   static const bool on = [] {
     const char* text = std::getenv("MLXCEL_EXT_TRACE");
@@ -132,7 +122,7 @@ std::ostream& operator<<(std::ostream& out, const AttentionConfig& config) {
 AttentionConfig choose_attention(const PagedAttentionParams& params, const DeviceInfo& device) {
   const Choices choices = possible(params, device);
   AttentionConfig config = choices.at[0];
-  static const std::string forced = forced_kernel();
+  static const std::string forced = forced_kernel("paged_attention");
   if (!forced.empty()) {
     const auto* end = choices.at + choices.count;
     const auto* it = std::find_if(

@@ -95,7 +95,7 @@ struct SampleOutput {
 /// Greedy and temperature rows. A cluster's blocks are many: four to a multiprocessor hide the
 /// latency of the loads. Blocks that have a row each are few, and have more loads in flight.
 template <int C>
-__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads, C == 1 ? 2 : 4)
+__global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, C == 1 ? 2 : kMostRowBlocks)
     draw_kernel(SampleParams params, Logits logits, const SampleRow* __restrict__ rows,
                 SampleOutput out) {
   __shared__ ExchangeSlots<C> slots;

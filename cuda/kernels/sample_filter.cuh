@@ -85,8 +85,8 @@ __device__ __forceinline__ void draw_from_list(const RowFilter& filter, const Ph
 }
 
 /// The leader among the tokens that the cut keeps, in all threads.
-template <int C>
-__device__ __forceinline__ Leader draw_within(const HeldRow<C>& row, Cut cut, float scale,
+template <class Row>
+__device__ __forceinline__ Leader draw_within(const Row& row, Cut cut, float scale,
                                               const PhiloxKey& key) {
   Leader leader = Leader::none(row.vocab());
   row.for_quads([&](int index, const Quad& q) {
@@ -105,13 +105,13 @@ __device__ __forceinline__ Leader draw_within(const HeldRow<C>& row, Cut cut, fl
 }
 
 template <int C>
-__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
+__global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads)
     filter_kernel(SampleParams params, Logits logits, const SampleRow* __restrict__ rows,
                   SampleOutput out) {
   extern __shared__ float4 dynamic_shared[];
   auto& shared = *reinterpret_cast<ListShared<C>*>(dynamic_shared);
   RowCluster<C> cluster(shared.slots);
-  HeldRow<C> held(cluster, reinterpret_cast<float*>(&shared + 1), params.vocab);
+  auto held = kept_row(cluster, logits, reinterpret_cast<float*>(&shared + 1), params.vocab);
   const int vocab = params.vocab, at = cluster.row();
   RowReader<C, 4> reader(logits, at, vocab, cluster.rank());
   const SampleRow row = rows[at];

@@ -21,9 +21,10 @@ struct alignas(16) RenormShared {
   ExchangeSlots<C> slots;
 };
 
-/// Which tokens a row keeps. `mass` is the row's sum of positive values, `max` its largest.
-template <int C>
-__device__ __forceinline__ Cut renorm_cut(const HeldRow<C>& row, RenormKind kind, RenormValue value,
+/// Which tokens a row keeps. `mass` is the row's sum of positive values, `max` its largest. Of
+/// probabilities only positive ones: what else a row holds may be NaN or negative.
+template <class Row>
+__device__ __forceinline__ Cut renorm_cut(const Row& row, RenormKind kind, RenormValue value,
                                           double mass, float max) {
   const int vocab = row.vocab();
   const Cut positive{FLT_TRUE_MIN, vocab - 1}, all{-INFINITY, vocab - 1};
@@ -46,12 +47,12 @@ __device__ __forceinline__ Cut renorm_cut(const HeldRow<C>& row, RenormKind kind
 
 /// One read of the row and one write; the selection works in shared memory.
 template <class T, int C>
-__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
+__global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads)
     renorm_kernel(RenormParams params, Logits x, const RenormValue* __restrict__ values, T* out) {
   extern __shared__ float4 dynamic_shared[];
   auto& shared = *reinterpret_cast<RenormShared<C>*>(dynamic_shared);
   RowCluster<C> cluster(shared.slots);
-  HeldRow<C> held(cluster, reinterpret_cast<float*>(&shared + 1), params.vocab);
+  auto held = kept_row(cluster, x, reinterpret_cast<float*>(&shared + 1), params.vocab);
   const int vocab = params.vocab;
   const bool mask = params.kind == RenormKind::top_k_mask;
   RowReader<C, 4> reader(x, cluster.row(), vocab, cluster.rank());

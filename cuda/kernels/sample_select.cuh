@@ -43,6 +43,8 @@ __device__ __forceinline__ Sums combine(const Sums& a, const Sums& b) {
 template <class Row, int C>
 class RowSelect {
  public:
+  using Cluster = RowCluster<C>;
+
   __device__ __forceinline__ RowSelect(RowCluster<C>& cluster, int vocab)
       : cluster_(cluster), vocab_(vocab) {}
 
@@ -142,7 +144,7 @@ class HeldRow : public RowSelect<HeldRow<C>, C> {
 
   template <class Fn>
   __device__ __forceinline__ void for_quads(Fn fn) const {
-    const int tiles = tiles_per_block<C>(this->vocab());
+    const int tiles = tiles_per_block(C, this->vocab());
     const int first = this->cluster().rank() * kTile + 4 * static_cast<int>(threadIdx.x);
 #pragma unroll 2
     for (int t = 0; t < tiles; ++t) {
@@ -162,6 +164,9 @@ class ReadRow : public RowSelect<ReadRow<C>, C> {
   __device__ __forceinline__ ReadRow(RowCluster<C>& cluster, const Logits& logits, int vocab)
       : RowSelect<ReadRow<C>, C>(cluster, vocab), logits_(logits) {}
 
+  /// The logits stay where they are.
+  __device__ __forceinline__ void store(int, const Quad&) const {}
+
   template <class Fn>
   __device__ __forceinline__ void for_quads(Fn fn) const {
     RowReader<C, 2> reader(logits_, this->cluster().row(), this->vocab(), this->cluster().rank());
@@ -171,5 +176,16 @@ class ReadRow : public RowSelect<ReadRow<C>, C> {
  private:
   const Logits& logits_;
 };
+
+/// What kernels that look at a row several times work on: a cluster holds it in `values`; a single
+/// block, whose shared memory it may not fit, reads it again.
+template <int C>
+__device__ __forceinline__ auto kept_row(RowCluster<C>& cluster, const Logits& logits,
+                                         float* values, int vocab) {
+  if constexpr (C == 1)
+    return ReadRow<C>(cluster, logits, vocab);
+  else
+    return HeldRow<C>(cluster, values, vocab);
+}
 
 }  // namespace mlxcel::cuda

@@ -81,8 +81,7 @@ __device__ __forceinline__ int gather(RowCluster<C>& cluster, TopKShared<C>& sha
   uint32_t total = 0, before = 0;
 #pragma unroll
   for (int i = 0; i < RowCluster<C>::kWarps; i += kWarp) {
-    const bool there = lane + i < RowCluster<C>::kWarps;  // a cluster of one has half a warp's
-    const uint32_t count = there ? packets[lane + i].word[0] : 0;
+    const uint32_t count = RowCluster<C>::packet_of(packets, lane + i).word[0];
     total += count;
     before += lane + i < cluster.warp() ? count : 0;
   }
@@ -100,7 +99,7 @@ __device__ __forceinline__ int gather(RowCluster<C>& cluster, TopKShared<C>& sha
 }
 
 template <int C>
-__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads, 2)
+__global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, 2)
     top_k_kernel(SampleParams params, Logits logits, const SampleRow* __restrict__ rows,
                  SampleOutput out) {
   __shared__ TopKShared<C> shared;
