@@ -113,8 +113,9 @@ __global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads)
   RowCluster<C> cluster(shared.slots);
   auto held = kept_row(cluster, logits, reinterpret_cast<float*>(&shared + 1), params.vocab);
   const int vocab = params.vocab, at = cluster.row();
+  const RowParams row_params(rows, at);
   RowReader<C, 4> reader(logits, at, vocab, cluster.rank());
-  const SampleRow row = rows[at];
+  const SampleRow row = row_params.take();
   const PhiloxKey key = philox_key(row);
   const bool has_top_k = row.top_k > 0 && row.top_k < vocab;
   const bool noise = !is_greedy(row) && !has_top_k;  // else the leader is the argmax
