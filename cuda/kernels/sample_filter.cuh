@@ -105,7 +105,7 @@ __device__ __forceinline__ Leader draw_within(const Row& row, Cut cut, float sca
 }
 
 template <int C>
-__global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads)
+__global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, 2)
     filter_kernel(SampleParams params, Logits logits, const SampleRow* __restrict__ rows,
                   SampleOutput out) {
   extern __shared__ float4 dynamic_shared[];
@@ -160,7 +160,7 @@ __global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads)
         return;
       }
     }
-    cut = held.select_top(row.top_k, cut);
+    cut = held.select_top(row.top_k, cut, filter.max);
   }
   bool drawn = !has_top_k && cut.keeps(leader.value, leader.index);
   double target = 0.0;
@@ -178,7 +178,7 @@ __global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads)
     if (round == 0) target = filter.top_p * sums.mass[0];
     if (sums.mass[1] < target) break;
     cut = {leader.value, leader.index - 1};
-    if (round + 1 == kMaxRounds) cut = held.select_mass(target, cut, weight);
+    if (round + 1 == kMaxRounds) cut = held.select_mass(target, cut, filter.max, weight);
     drawn = false;
   }
   if (writes) out.write(at, leader, vocab, round);

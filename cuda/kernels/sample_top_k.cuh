@@ -173,7 +173,7 @@ __global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, 2)
   if (!end.overflow) total = gather(cluster, shared, shared.count, threshold);
   if (total > kListSlots) {
     // More tokens than fit are close to the k-th, or tied with it: select it exactly.
-    const Cut cut = again.select_top(row.top_k, {filter.floor, vocab - 1});
+    const Cut cut = again.select_top(row.top_k, {filter.floor, vocab - 1}, filter.max);
     if (threadIdx.x == 0) shared.count = 0;
     __syncthreads();
     again.for_quads([&](int index, const Quad& q) { keep_quad(shared, q, index, cut); });
