@@ -64,10 +64,8 @@ struct PagedDecode {
         policy(l2_policy(a.evict_first != 0)) {
     query = shared_address(shared);
     ring = query + kQueryBytes + warp * kWarpBytes;
-    // Runs of keys start at page boundaries of the span where they can, for aligned copies.
-    const int span = view.tile.page_begin * p.page_size;
-    origin = span + max(view.begin - span, 0) / Keys * Keys;
-    blocks = view.end > view.begin ? (view.end - origin + Keys - 1) / Keys : 0;
+    origin = view.origin(p, Keys);
+    blocks = view.blocks(origin, Keys);
   }
 
   __device__ __forceinline__ uint32_t stage_address(int stage) const {

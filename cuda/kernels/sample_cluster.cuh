@@ -13,6 +13,12 @@ namespace mlxcel::cuda {
 
 constexpr int kRowThreads = 512;
 constexpr int kRowWarps = kRowThreads / kWarp;
+/// Of such blocks a multiprocessor holds at most these: it has 2,048 threads, on sm_120 1,536.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kMostRowBlocks = 3;
+#else
+constexpr int kMostRowBlocks = 4;
+#endif
 constexpr int kTile = 4 * kRowThreads;  // tokens that a block takes at a time
 
 /// Tiles go round the blocks, so that a row whose large values lie together is still shared.
@@ -263,19 +269,18 @@ class RowReader {
 };
 
 /// Four tokens of each thread for each of the tiles that are on their way.
-template <int kTiles>
 struct alignas(16) TileRing {
-  static constexpr int kDepth = kTiles;
-  float4 quad[kTiles][kRowThreads];
+  static constexpr int kDepth = 4;
+  float4 quad[kDepth][kRowThreads];
 };
 
-/// Streams the calling thread's tokens of a row through shared memory, Ring::kDepth tiles ahead.
+/// Streams the calling thread's tokens of a row through shared memory, TileRing::kDepth tiles ahead.
 /// Each thread reads only what it asked for itself, so that no barrier is needed.
-template <int C, class Ring>
+template <int C>
 class RowStream {
  public:
   /// Starts to load.
-  __device__ __forceinline__ RowStream(Ring& ring, const Logits& logits, int row, int vocab,
+  __device__ __forceinline__ RowStream(TileRing& ring, const Logits& logits, int row, int vocab,
                                        int rank)
       : logits_(logits),
         vocab_(vocab),
@@ -284,15 +289,15 @@ class RowStream {
         begin_(static_cast<int64_t>(row) * vocab),
         ring_(&ring.quad[0][threadIdx.x]) {
 #pragma unroll 1
-    for (int tile = 0; tile < Ring::kDepth; ++tile) ask(tile, tile);
+    for (int tile = 0; tile < TileRing::kDepth; ++tile) ask(tile, tile);
   }
 
   /// Largest value of the first four tiles, NaN left out.
   __device__ __forceinline__ float first_max() const {
     constexpr int kFirst = 4;
-    static_assert(kFirst <= Ring::kDepth);
+    static_assert(kFirst <= TileRing::kDepth);
     float max = -INFINITY;
-    asm volatile("cp.async.wait_group %0;" ::"n"(Ring::kDepth - kFirst) : "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(TileRing::kDepth - kFirst) : "memory");
 #pragma unroll
     for (int tile = 0; tile < kFirst; ++tile) {
       if (tile >= tiles_) break;
@@ -308,10 +313,10 @@ class RowStream {
     int slot = 0;
 #pragma unroll 1
     for (int tile = 0; tile < tiles_; ++tile) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(Ring::kDepth - 1) : "memory");
+      asm volatile("cp.async.wait_group %0;" ::"n"(TileRing::kDepth - 1) : "memory");
       fn(tile * C * kTile + first_, take(slot));
-      ask(tile + Ring::kDepth, slot);
-      slot = slot + 1 == Ring::kDepth ? 0 : slot + 1;
+      ask(tile + TileRing::kDepth, slot);
+      slot = slot + 1 == TileRing::kDepth ? 0 : slot + 1;
     }
   }
 

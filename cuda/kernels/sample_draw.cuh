@@ -155,20 +155,23 @@ __device__ __forceinline__ Leader draw_row(const SampleRow& row, int vocab, Read
   return leader.result();
 }
 
-using DrawRing = TileRing<4>;
+template <int C>
+struct alignas(16) DrawShared {
+  ExchangeSlots<C> slots;
+  TileRing ring;
+};
 
 /// Greedy and temperature rows.
 template <int C>
-__global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, 4)
+__global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, kMostRowBlocks)
     draw_kernel(SampleParams params, Logits logits, const SampleRow* __restrict__ rows,
                 SampleOutput out) {
   extern __shared__ float4 dynamic_shared[];
-  auto& ring = *reinterpret_cast<DrawRing*>(dynamic_shared);
-  __shared__ ExchangeSlots<C> slots;
+  auto& shared = *reinterpret_cast<DrawShared<C>*>(dynamic_shared);
+  RowCluster<C> cluster(shared.slots);
   const int vocab = params.vocab;
-  RowCluster<C> cluster(slots);
   const RowParams row_params(rows, cluster.row());
-  RowStream<C, DrawRing> stream(ring, logits, cluster.row(), vocab, cluster.rank());
+  RowStream<C> stream(shared.ring, logits, cluster.row(), vocab, cluster.rank());
   const auto read = [&](auto fn) { stream.for_quads(fn); };
   const Leader leader = cluster.reduce(draw_row(row_params.take(), vocab, read));
   if (cluster.rank() == 0 && threadIdx.x == 0) out.write(cluster.row(), leader, vocab, 0);

@@ -8,14 +8,12 @@
 
 namespace mlxcel::cuda {
 
-using TopKRing = TileRing<4>;
-
 template <int C>
 struct alignas(16) TopKShared {
   ExchangeSlots<C> slots;
   TokenList list;             // of the row, in rank 0's block
   uint64_t kept[kListSlots];  // rank keys of the block's tokens
-  TopKRing ring;
+  TileRing ring;
   uint32_t first_key[kRowThreads];  // of the largest of each thread's first tokens
   int count;  // of `kept`, or more where they did not fit
 };
@@ -120,7 +118,7 @@ __global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, 2)
   RowCluster<C> cluster(shared.slots);
   const int vocab = params.vocab, at = cluster.row();
   const RowParams row_params(rows, at);
-  RowStream<C, TopKRing> stream(shared.ring, logits, at, vocab, cluster.rank());
+  RowStream<C> stream(shared.ring, logits, at, vocab, cluster.rank());
   const SampleRow row = row_params.take();
   const PhiloxKey key = philox_key(row);
   const bool writes = cluster.rank() == 0 && threadIdx.x == 0;
