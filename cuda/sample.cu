@@ -23,8 +23,8 @@ void launch_sample(const SampleParams& params, const void* logits, const SampleR
     case SampleWork::greedy:
     case SampleWork::temperature:
       if (cluster == 0) cluster = cluster_for(params.batch, params.vocab, sms * 9 / 10);
-      return with_cluster(cluster,
-                          [&](auto size) { run(draw_kernel<size>, size, sizeof(DrawShared<size>), 100); });
+      return with_cluster(
+          cluster, [&](auto size) { run(draw_kernel<size>, size, sizeof(DrawShared<size>), 100); });
     case SampleWork::top_k:
       if (cluster == 0) cluster = cluster_for(params.batch, params.vocab, sms * 9 / 10);
       return with_cluster(cluster, [&](auto size) {

@@ -274,8 +274,8 @@ struct alignas(16) TileRing {
   float4 quad[kDepth][kRowThreads];
 };
 
-/// Streams the calling thread's tokens of a row through shared memory, TileRing::kDepth tiles ahead.
-/// Each thread reads only what it asked for itself, so that no barrier is needed.
+/// Streams the calling thread's tokens of a row through shared memory, TileRing::kDepth tiles
+/// ahead. Each thread reads only what it asked for itself, so that no barrier is needed.
 template <int C>
 class RowStream {
  public:

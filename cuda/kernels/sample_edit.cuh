@@ -8,8 +8,8 @@ namespace mlxcel::cuda {
 constexpr int kEditThreads = 256;
 constexpr int kEditTile = 4 * kEditThreads;  // tokens of a block
 
-/// A block for each row (x) and tile (y). The row's bias entries are few: every block looks for those
-/// that fall into its tile.
+/// A block for each row (x) and tile (y). The row's bias entries are few: every block looks for
+/// those that fall into its tile.
 template <class T>
 __global__ void __launch_bounds__(kEditThreads)
     edit_logits_kernel(EditLogitsParams params, const T* __restrict__ logits,

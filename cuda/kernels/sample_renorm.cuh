@@ -17,8 +17,8 @@ __device__ __forceinline__ MaxOf combine(const MaxOf& a, const MaxOf& b) {
 }
 
 /// Which tokens a row keeps. `mass` is the row's sum of positive values, `max` its largest and
-/// `thread_max` the calling thread's. Of probabilities only positive ones: what else a row holds may
-/// be NaN or negative.
+/// `thread_max` the calling thread's. Of probabilities only positive ones: what else a row holds
+/// may be NaN or negative.
 template <class Row>
 __device__ __forceinline__ Cut renorm_cut(const Row& row, TokenList& list, RenormKind kind,
                                           RenormValue value, double mass, float thread_max,
@@ -79,8 +79,7 @@ __global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads)
     sums = cluster.reduce(sums);
   }
   const float row_max = cluster.reduce(MaxOf{max, {}}).max;
-  const Cut cut =
-      renorm_cut(held, shared.list, params.kind, value, sums.mass[0], max, row_max);
+  const Cut cut = renorm_cut(held, shared.list, params.kind, value, sums.mass[0], max, row_max);
   float scale = 1.0f;
   if (!mask) {
     const double kept =

@@ -15,7 +15,7 @@ struct alignas(16) TopKShared {
   uint64_t kept[kListSlots];  // rank keys of the block's tokens
   TileRing ring;
   uint32_t first_key[kRowThreads];  // of the largest of each thread's first tokens
-  int count;  // of `kept`, or more where they did not fit
+  int count;                        // of `kept`, or more where they did not fit
 };
 
 /// What a block knows when its tokens have passed.
@@ -31,8 +31,9 @@ __device__ __forceinline__ TopKEnd combine(const TopKEnd& a, const TopKEnd& b) {
           a.overflow | b.overflow, 0};
 }
 
-/// A value that at least k of `count` keys reach, if that many are above -inf, and few more: the k-th
-/// largest of the maxima of groups of keys. Every warp finds it by itself: it costs no barriers.
+/// A value that at least k of `count` keys reach, if that many are above -inf, and few more: the
+/// k-th largest of the maxima of groups of keys. Every warp finds it by itself: it costs no
+/// barriers.
 template <int kGroups, class KeyAt>
 __device__ __forceinline__ float key_threshold(int k, int count, KeyAt key_at) {
   uint32_t keys[kGroups / kWarp];
@@ -143,9 +144,8 @@ __global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, 2)
     if (kept > kListSlots) {
       end.overflow = 1;
     } else if (kept > row.top_k) {
-      end.threshold = block_threshold(row.top_k, kept, [&](int i) {
-        return static_cast<uint32_t>(shared.kept[i] >> 32);
-      });
+      end.threshold = block_threshold(
+          row.top_k, kept, [&](int i) { return static_cast<uint32_t>(shared.kept[i] >> 32); });
     }
     if (nan) end.max = NAN;
     end = cluster.reduce(end);
