@@ -23,10 +23,13 @@ void launch_sample(const SampleParams& params, const void* logits, const SampleR
     case SampleWork::greedy:
     case SampleWork::temperature:
       if (cluster == 0) cluster = cluster_for(params.batch, params.vocab, sms * 9 / 10);
-      return with_cluster(cluster, [&](auto size) { run(draw_kernel<size>, size, 0, -1); });
+      return with_cluster(
+          cluster, [&](auto size) { run(draw_kernel<size>, size, sizeof(DrawShared<size>), 100); });
     case SampleWork::top_k:
       if (cluster == 0) cluster = cluster_for(params.batch, params.vocab, sms * 9 / 10);
-      return with_cluster(cluster, [&](auto size) { run(top_k_kernel<size>, size, 0, 50); });
+      return with_cluster(cluster, [&](auto size) {
+        run(top_k_kernel<size>, size, sizeof(TopKShared<size>), 100);
+      });
     case SampleWork::filters:
       if (cluster == 0) {
         cluster = held_cluster(params.batch, params.vocab, sizeof(ListShared<16>));

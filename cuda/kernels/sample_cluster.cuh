@@ -215,9 +215,8 @@ struct Logits {
   }
 };
 
-/// Reads the calling thread's tokens of a row, kBatch tiles at a time. With kAhead the next batch
-/// is on its way meanwhile: for kernels with few threads to hide the latency.
-template <int C, int kBatch, bool kAhead = false>
+/// Reads the calling thread's tokens of a row, kBatch tiles at a time.
+template <int C, int kBatch>
 class RowReader {
  public:
   /// Starts to load: what the caller reads next has its latency hidden by this, and the other way
@@ -230,28 +229,16 @@ class RowReader {
     load(0);
   }
 
-  /// Largest value of the first batch, NaN left out.
-  __device__ __forceinline__ float first_max() const {
-    float max = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < 4 * kBatch; ++i) max = fmaxf(max, quads_[i / 4].at[i % 4]);
-    return max;
-  }
-
   /// Calls fn(tile, index of the first of four tokens, the four), in order of index. Once.
   template <class Fn>
   __device__ __forceinline__ void for_quads(Fn fn) {
     const int tiles = tiles_per_block(C, vocab_);
 #pragma unroll 1
     for (int t = 0; t < tiles; t += kBatch) {
-      if (!kAhead && t > 0) load(t);
-      Quad now[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) now[i] = quads_[i];
-      if (kAhead && t + kBatch < tiles) load(t + kBatch);
+      if (t > 0) load(t);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (t + i < tiles) fn(t + i, (t + i) * C * kTile + first_, now[i]);
+        if (t + i < tiles) fn(t + i, (t + i) * C * kTile + first_, quads_[i]);
       }
     }
   }
@@ -279,6 +266,117 @@ class RowReader {
   int first_;
   int64_t begin_;
   Quad quads_[kBatch];
+};
+
+/// Four tokens of each thread for each of the tiles that are on their way.
+struct alignas(16) TileRing {
+  static constexpr int kDepth = 4;
+  float4 quad[kDepth][kRowThreads];
+};
+
+/// Streams the calling thread's tokens of a row through shared memory, TileRing::kDepth tiles
+/// ahead. Each thread reads only what it asked for itself, so that no barrier is needed.
+template <int C>
+class RowStream {
+ public:
+  /// Starts to load.
+  __device__ __forceinline__ RowStream(TileRing& ring, const Logits& logits, int row, int vocab,
+                                       int rank)
+      : logits_(logits),
+        vocab_(vocab),
+        first_(rank * kTile + 4 * static_cast<int>(threadIdx.x)),
+        tiles_(tiles_per_block(C, vocab)),
+        begin_(static_cast<int64_t>(row) * vocab),
+        ring_(&ring.quad[0][threadIdx.x]) {
+#pragma unroll 1
+    for (int tile = 0; tile < TileRing::kDepth; ++tile) ask(tile, tile);
+  }
+
+  /// Largest value of the first four tiles, NaN left out.
+  __device__ __forceinline__ float first_max() const {
+    constexpr int kFirst = 4;
+    static_assert(kFirst <= TileRing::kDepth);
+    float max = -INFINITY;
+    asm volatile("cp.async.wait_group %0;" ::"n"(TileRing::kDepth - kFirst) : "memory");
+#pragma unroll
+    for (int tile = 0; tile < kFirst; ++tile) {
+      if (tile >= tiles_) break;
+      const Quad q = take(tile);
+      max = fmaxf(max, fmaxf(fmaxf(q.at[0], q.at[1]), fmaxf(q.at[2], q.at[3])));
+    }
+    return max;
+  }
+
+  /// Calls fn(index of the first of four tokens, the four), in order of index. Once.
+  template <class Fn>
+  __device__ __forceinline__ void for_quads(Fn fn) {
+    int slot = 0;
+#pragma unroll 1
+    for (int tile = 0; tile < tiles_; ++tile) {
+      asm volatile("cp.async.wait_group %0;" ::"n"(TileRing::kDepth - 1) : "memory");
+      fn(tile * C * kTile + first_, take(slot));
+      ask(tile + TileRing::kDepth, slot);
+      slot = slot + 1 == TileRing::kDepth ? 0 : slot + 1;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ Quad take(int slot) const {
+    const float4* at = ring_ + slot * kRowThreads;
+    if (logits_.dtype == FloatType::f32) {
+      const float4 v = *at;
+      return {{v.x, v.y, v.z, v.w}};
+    }
+    return logits_.dtype == FloatType::bf16 ? take_as<bf16>(at) : take_as<f16>(at);
+  }
+  template <class T>
+  __device__ static __forceinline__ Quad take_as(const float4* at) {
+    const Vec<T, 4> v = load_vec<T, 4>(reinterpret_cast<const T*>(at));
+    return {{to_float(v.at[0]), to_float(v.at[1]), to_float(v.at[2]), to_float(v.at[3])}};
+  }
+
+  __device__ __forceinline__ void ask(int tile, int slot) {
+    if (tile < tiles_) {
+      const int index = tile * C * kTile + first_;
+      float4* at = ring_ + slot * kRowThreads;
+      if (logits_.dtype == FloatType::f32)
+        ask_as<float>(index, at);
+      else if (logits_.dtype == FloatType::bf16)
+        ask_as<bf16>(index, at);
+      else
+        ask_as<f16>(index, at);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  template <class T>
+  __device__ __forceinline__ void ask_as(int index, float4* at) const {
+    const T* x = static_cast<const T*>(logits_.data) + begin_ + index;
+    T* to = reinterpret_cast<T*>(at);
+    if (logits_.wide && index < vocab_) {
+      copy_async<4 * sizeof(T)>(to, x);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (sizeof(T) == 4 && index + i < vocab_)
+        copy_async<4>(to + i, x + i);
+      else
+        to[i] = index + i < vocab_ ? x[i] : from_float<T>(-INFINITY);
+    }
+  }
+  template <int kBytes>
+  __device__ static __forceinline__ void copy_async(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from),
+                 "n"(kBytes)
+                 : "memory");
+  }
+
+  const Logits& logits_;
+  int vocab_;
+  int first_;
+  int tiles_;
+  int64_t begin_;
+  float4* ring_;
 };
 
 }  // namespace mlxcel::cuda

@@ -134,4 +134,21 @@ __device__ __forceinline__ int rank_list(TokenList& list, int n, int k) {
   return min(k, n);
 }
 
+/// The cut after the first k tokens of those that `within` keeps, for k <= kMaxListed; arguments as
+/// for top_threshold and send_to_list. None is larger than `max`.
+template <class Row>
+__device__ __forceinline__ Cut select_listed(const Row& row, TokenList& list, int k, Cut within,
+                                             float thread_max, float max) {
+  auto& cluster = row.cluster();
+  const float threshold = fmaxf(within.value, top_threshold(cluster, k, thread_max));
+  const Listed listed = send_to_list(row, list, {threshold, row.vocab() - 1}, 0.0f);
+  if (listed.count > kListSlots) return row.select_top(k, within, max);
+  uint64_t last = 0;
+  if (cluster.rank() == 0 && rank_list(list, listed.count, k) == k) last = list.rank[k - 1];
+  const Packet* packets =
+      cluster.exchange({{static_cast<uint32_t>(last), static_cast<uint32_t>(last >> 32), 0, 0}});
+  last = packets[0].word[0] | static_cast<uint64_t>(packets[0].word[1]) << 32;
+  return last == 0 ? within : Cut{key_value(last), key_index(last)};
+}
+
 }  // namespace mlxcel::cuda

@@ -75,7 +75,7 @@ __global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads)
   Listed listed = send_to_list(held, shared.list, cut, 0.0f);
   if (listed.count > kListSlots) {
     // Too many tokens reach the threshold: select exactly, and list again.
-    cut = held.select_top(num_top, {-FLT_MAX, vocab - 1});
+    cut = held.select_top(num_top, {-FLT_MAX, vocab - 1}, max);
     listed = send_to_list(held, shared.list, cut, 0.0f);
   }
   if (cluster.rank() != 0) return;
