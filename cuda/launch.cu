@@ -1,10 +1,33 @@
 #include "launch.h"
 
 #include <cstdlib>
+#include <map>
 #include <mutex>
+#include <tuple>
 #include <unordered_map>
 
 namespace mlxcel::cuda {
+
+namespace {
+
+/// Configuration of a launch, in clusters where `cluster` is above 0.
+struct ClusterLaunch {
+  cudaLaunchAttribute attribute{};
+  cudaLaunchConfig_t config{};
+
+  ClusterLaunch(int cluster, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = cluster > 0 ? 1 : 0;
+  }
+};
+
+}  // namespace
 
 const DeviceInfo& device_info() {
   thread_local std::unordered_map<int, DeviceInfo> known;
@@ -54,6 +77,37 @@ void allow_shared_bytes(const void* kernel, size_t shared_bytes) {
   MLXCEL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          static_cast<int>(shared_bytes)));
   limit = shared_bytes;
+}
+
+void allow_large_clusters(const void* kernel) {
+  MLXCEL_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+}
+
+int resident_clusters(const void* kernel, int cluster, int threads, size_t shared_bytes) {
+  static std::mutex mutex;
+  static std::map<std::tuple<const void*, int, int, size_t>, int> known;
+  std::lock_guard lock(mutex);
+  auto [it, is_new] = known.try_emplace({kernel, cluster, threads, shared_bytes});
+  if (is_new) {
+    allow_shared_bytes(kernel, shared_bytes);
+    if (cluster > 8) allow_large_clusters(kernel);
+    ClusterLaunch launch(cluster, static_cast<unsigned>(cluster), static_cast<unsigned>(threads),
+                         shared_bytes, nullptr);
+    // What the device cannot run is an error of the query, which says 0.
+    if (cudaOccupancyMaxActiveClusters(&it->second, kernel, &launch.config) != cudaSuccess) {
+      cudaGetLastError();
+      it->second = 0;
+    }
+  }
+  return it->second;
+}
+
+void StreamLaunch::submit(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                          int cluster, void** params) {
+  allow_shared_bytes(kernel, shared_bytes);
+  ClusterLaunch launch(cluster, grid, block, shared_bytes, stream_);
+  MLXCEL_CUDA_CHECK(cudaLaunchKernelExC(&launch.config, kernel, params));
 }
 
 }  // namespace mlxcel::cuda

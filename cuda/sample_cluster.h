@@ -40,10 +40,7 @@ void allow_cluster(Kernel kernel, int size, int carveout = -1) {
     MLXCEL_CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, carveout));
   }
-  if (size > 8) {
-    MLXCEL_CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  }
+  if (size > 8) allow_large_clusters(reinterpret_cast<const void*>(kernel));
 }
 
 /// Blocks that share a row: so many that the batch has at least `blocks`, and no more than the row

@@ -15,13 +15,27 @@ inline constexpr bool kHasClusters = true;
 #define MLXCEL_CLUSTER(size) __cluster_dims__(size, 1, 1)
 #endif
 
+/// Blocks of the caller's cluster, 1 where there is none, and its place among them.
+__device__ __forceinline__ int cluster_blocks() {
+  int blocks = 1;
+  if constexpr (kHasClusters) asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
+  return blocks;
+}
+__device__ __forceinline__ int cluster_rank() {
+  int rank = 0;
+  if constexpr (kHasClusters) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
 /// Tells the other blocks that this one runs.
 __device__ __forceinline__ void cluster_arrive() {
+  __syncwarp();
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 /// Waits until all blocks have told.
 __device__ __forceinline__ void cluster_wait() {
+  __syncwarp();
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 

@@ -18,6 +18,7 @@ from tests.support.paged import PagedCase
 #: What each case's kernel must be on Hopper, and elsewhere.
 CASES = {
     "decode": ({"kv_len": [300, 5]}, "decode", "decode"),
+    "decode-clusters": ({"kv_len": [3000, 5, 700]}, "decode", "decode"),
     "verify": ({"kv_len": [300, 9], "qo_len": [4, 4]}, "decode", "decode"),
     "prefill": ({"kv_len": [300], "qo_len": [90]}, "ragged_sm90", "ragged"),
     "prefill-dim80": ({"kv_len": [300], "qo_len": [90], "dim": 80}, "ragged", "ragged"),
