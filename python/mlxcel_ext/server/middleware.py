@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .errors import ApiError
 from .metrics import Metrics
 from .respond import error_response
-from .sse import ClientGone
+from .sse import SEND, ClientGone
 
 log = logging.getLogger("mlxcel_ext.server")
 
@@ -49,6 +49,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         scope[LOG_FIELDS] = {}
+        scope[SEND] = send
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         started = time.monotonic()
