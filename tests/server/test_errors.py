@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from mlxcel_ext.server.protocol import ChatMessage
 from mlxcel_ext.server.settings import ServerSettings
 
 from .conftest import RunningServer
-from .fake_engine import FakeEngine, FakeModel
+from .fake_engine import FakeEngine, FakeModel, FakeTokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TEXT = {"prompt": "a"}
@@ -275,6 +276,25 @@ async def test_a_refusal_does_not_wait_for_a_body_that_never_ends(
         await client.post(COMPLETIONS, content=chunks(), headers={"content-type": "application/json"}), 413
     )
     assert sent < 50
+
+
+async def test_a_health_check_is_answered_while_many_prompts_are_read(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them is short: it is their number that takes long."""
+    encode, loop_thread, on_loop = FakeTokenizer.encode, threading.get_ident(), 0
+
+    def watched(self: FakeTokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        nonlocal on_loop
+        on_loop += threading.get_ident() == loop_thread
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(FakeTokenizer, "encode", watched)
+    body = {"prompt": ["a" * 1000] * 5, "max_tokens": 1}
+    assert (await client.post(COMPLETIONS, json=body)).status_code == 200
+    assert on_loop == 0
+    assert (await client.post(COMPLETIONS, json={**body, "prompt": ["a"] * 5})).status_code == 200
+    assert on_loop == 5
 
 
 def test_more_messages_than_the_context_has_tokens_are_not_looked_at() -> None:
