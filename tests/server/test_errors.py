@@ -21,6 +21,7 @@ from mlxcel_ext.server.generation import tokenize
 from mlxcel_ext.server.messages import as_template_messages
 from mlxcel_ext.server.protocol import ChatMessage
 from mlxcel_ext.server.settings import ServerSettings
+from mlxcel_ext.server.token_text import TokenText
 
 from .conftest import RunningServer
 from .fake_engine import FakeEngine, FakeModel, FakeTokenizer
@@ -295,6 +296,29 @@ async def test_a_health_check_is_answered_while_many_prompts_are_read(
     assert on_loop == 0
     assert (await client.post(COMPLETIONS, json={**body, "prompt": ["a"] * 5})).status_code == 200
     assert on_loop == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        (COMPLETIONS, {**TEXT, "echo": True, "logprobs": 2}, "completion_logprobs"),
+        (COMPLETIONS, {**TEXT, "prompt_logprobs": 2}, "prompt_logprobs"),
+        (CHAT, {**USER, "logprobs": True}, "chat_logprobs"),
+    ],
+)
+async def test_logprobs_are_written_down_off_the_event_loop(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str, body: dict, name: str
+) -> None:
+    write, threads = getattr(TokenText, name), set()
+
+    def watched(*args: Any) -> Any:
+        threads.add(threading.get_ident())
+        return write(*args)
+
+    monkeypatch.setattr(TokenText, name, watched)
+    assert (await client.post(path, json={**body, "max_tokens": 2})).status_code == 200
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 def test_more_messages_than_the_context_has_tokens_are_not_looked_at() -> None:
