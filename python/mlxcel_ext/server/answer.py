@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -82,7 +83,12 @@ class Answer(ABC, Generic[R]):
                 for index, output in batch:
                     self.add(index, output)
             usage = self.usage(generation)
-        return json_response(self._envelope(self.whole_kind, **self.whole(), usage=usage))
+        params = self.works[0].params
+        if params.logprobs is None and params.prompt_logprobs is None:
+            fields = self.whole()
+        else:  # those of a long prompt take seconds to write down
+            fields = await asyncio.to_thread(self.whole)
+        return json_response(self._envelope(self.whole_kind, **fields, usage=usage))
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The answer as chunks, those of each batch of outputs together."""
