@@ -83,16 +83,6 @@ Choices possible(const PagedAttentionParams& p, const DeviceInfo& device) {
   return choices;
 }
 
-/// The kernel asked for by MLXCEL_EXT_FORCE=paged_attention:<kernel>, or an empty string.
-std::string forced_kernel() {
-  const char* text = std::getenv("MLXCEL_EXT_FORCE");
-  const std::string all = text == nullptr ? "" : text, key = "paged_attention:";
-  const size_t at = all.find(key);
-  if (at == std::string::npos) return "";
-  const size_t begin = at + key.size();
-  return all.substr(begin, all.find(',', begin) - begin);
-}
-
 bool tracing() {
   static const bool on = [] {
     const char* text = std::getenv("MLXCEL_EXT_TRACE");
@@ -125,14 +115,16 @@ std::ostream& operator<<(std::ostream& out, const AttentionConfig& config) {
   out << name(config.kernel);
   if (config.kernel == AttentionKernel::decode) {
     out << " columns " << 8 * config.column_tiles << " warps " << config.warps;
+    if (config.cluster > 1) out << " cluster " << config.cluster;
   }
   return out;
 }
 
-AttentionConfig choose_attention(const PagedAttentionParams& params, const DeviceInfo& device) {
+AttentionConfig choose_attention(const PagedAttentionParams& params, bool whole,
+                                 const DeviceInfo& device) {
   const Choices choices = possible(params, device);
   AttentionConfig config = choices.at[0];
-  static const std::string forced = forced_kernel();
+  static const std::string forced = forced_kernel("paged_attention");
   if (!forced.empty()) {
     const auto* end = choices.at + choices.count;
     const auto* it = std::find_if(
@@ -143,6 +135,13 @@ AttentionConfig choose_attention(const PagedAttentionParams& params, const Devic
     }
     config = *it;
   }
+  if (whole && config.kernel == AttentionKernel::decode && params.chunks_each > 1 &&
+      params.chunks_each <= device.max_cluster) {
+    config.cluster = with_head_dim(params.head_dim, [&]<int D>() {
+      return params.dtype == FloatType::f16 ? decode_cluster<f16, D>(config, params, device)
+                                            : decode_cluster<bf16, D>(config, params, device);
+    });
+  }
   if (tracing()) trace(params, config);
   return config;
 }
@@ -150,7 +149,8 @@ AttentionConfig choose_attention(const PagedAttentionParams& params, const Devic
 void launch_paged_attention(const PagedAttentionParams& params, const AttentionArrays& inputs,
                             Launch& launch) {
   if (params.num_tiles == 0) return;
-  const AttentionConfig config = choose_attention(params, device_info());
+  const bool whole = inputs.out != nullptr;
+  const AttentionConfig config = choose_attention(params, whole, device_info());
   AttentionArrays arrays = inputs;
   // K and V of up to a few times the L2 cache stream past it: what it holds (dirty lines too, which
   // would have to be written back first) stays. Above, that costs 3 % of the bandwidth instead
@@ -159,7 +159,7 @@ void launch_paged_attention(const PagedAttentionParams& params, const AttentionA
                            params.num_kv_heads * params.head_dim * 4;
   arrays.evict_first =
       params.has_token_order || kv_bytes <= int64_t{6} * device_info().l2_bytes ? 1 : 0;
-  const bool merged = params.num_partials > 0 && arrays.out != nullptr;
+  const bool merged = params.num_partials > 0 && whole && config.cluster == 1;
   if (!merges_in_launch(params, config)) arrays.counters = nullptr;
   if (config.kernel == AttentionKernel::simple) {
     dispatch(params.dtype, [&](auto type) {

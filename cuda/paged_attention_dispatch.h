@@ -20,6 +20,7 @@ struct AttentionConfig {
   AttentionKernel kernel;
   int column_tiles;  // decode: eights of query rows
   int warps;
+  int cluster = 1;  // decode: blocks that merge their chunks through shared memory
 };
 
 /// Query rows of the largest tile: tokens x heads of a KV head's group.
@@ -36,6 +37,12 @@ struct AttentionLimits {
   int ragged_bytes;    // of a ragged block
 };
 
+/// Blocks of a decode cluster for a launch whose query tokens have params.chunks_each tiles each:
+/// as many, or 1 where the device does not hold all of its clusters at once.
+template <class T, int D>
+int decode_cluster(const AttentionConfig& config, const PagedAttentionParams& params,
+                   const DeviceInfo& device);
+
 /// For head_dim D; instantiated by paged_attention_d<D>.cu.
 template <int D>
 AttentionLimits attention_limits();
@@ -46,7 +53,9 @@ void launch_attention(const AttentionConfig& config, const PagedAttentionParams&
 
 /// First match in the dispatch table; MLXCEL_EXT_FORCE=paged_attention:<kernel> takes that kernel
 /// where it can serve the launch. MLXCEL_EXT_TRACE=1 prints each distinct choice once to stderr.
-AttentionConfig choose_attention(const PagedAttentionParams& params, const DeviceInfo& device);
+/// whole: out is wanted, not partial states.
+AttentionConfig choose_attention(const PagedAttentionParams& params, bool whole,
+                                 const DeviceInfo& device);
 
 std::ostream& operator<<(std::ostream& out, const AttentionConfig& config);
 

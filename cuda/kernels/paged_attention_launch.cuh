@@ -50,6 +50,39 @@ struct AttentionShapes {
   }
 };
 
+/// Calls f(kernel, shared bytes of a block) with the decode kernel of a choice.
+template <class T, int D, class F>
+decltype(auto) with_decode(const AttentionConfig& config, const PagedAttentionParams& params,
+                           F&& f) {
+  using Shapes = AttentionShapes<D>;
+  auto call = [&]<int ColumnTiles>() {
+    int bytes = Shapes::template Decode<T, ColumnTiles>::shared_bytes(config.warps);
+    if (config.cluster > 1) {
+      bytes += ClusterMerge<T, D>::shared_bytes(query_rows(params), config.cluster);
+    }
+    return f(paged_decode_kernel<T, D, ColumnTiles, Shapes::kDecodeKeys, Shapes::kDecodeStages>,
+             bytes);
+  };
+  if constexpr (Shapes::kMaxColumnTiles >= 4) {
+    if (config.column_tiles == 4) return call.template operator()<4>();
+  }
+  if (config.column_tiles == 2) return call.template operator()<2>();
+  return call.template operator()<1>();
+}
+
+template <class T, int D>
+int decode_cluster(const AttentionConfig& config, const PagedAttentionParams& params,
+                   const DeviceInfo& device) {
+  AttentionConfig wanted = config;
+  wanted.cluster = params.chunks_each;
+  return with_decode<T, D>(wanted, params, [&](auto kernel, int bytes) {
+    if (bytes > device.max_shared_bytes) return 1;
+    const int held = resident_clusters(reinterpret_cast<const void*>(kernel), wanted.cluster,
+                                       wanted.warps * kWarp, static_cast<size_t>(bytes));
+    return held * wanted.cluster >= params.num_tiles * params.num_kv_heads ? wanted.cluster : 1;
+  });
+}
+
 template <class T, int D>
 void launch_attention(const AttentionConfig& config, const PagedAttentionParams& params,
                       const AttentionArrays& arrays, Launch& launch) {
@@ -71,17 +104,10 @@ void launch_attention(const AttentionConfig& config, const PagedAttentionParams&
       return;
     }
   }
-  auto decode = [&]<int ColumnTiles>() {
-    launch(paged_decode_kernel<T, D, ColumnTiles, Shapes::kDecodeKeys, Shapes::kDecodeStages>, grid,
-           config.warps * kWarp,
-           Shapes::template Decode<T, ColumnTiles>::shared_bytes(config.warps), params, arrays);
-  };
-  if (config.column_tiles == 1)
-    decode.template operator()<1>();
-  else if (config.column_tiles == 2)
-    decode.template operator()<2>();
-  else if constexpr (Shapes::kMaxColumnTiles >= 4)
-    decode.template operator()<4>();
+  with_decode<T, D>(config, params, [&](auto kernel, int bytes) {
+    launch.in_clusters(config.cluster > 1 ? config.cluster : 0, kernel, grid, config.warps * kWarp,
+                       bytes, params, arrays);
+  });
 }
 
 template <int D>
@@ -104,6 +130,10 @@ AttentionLimits attention_limits() {
 
 #define MLXCEL_ATTENTION_HEAD_DIM(D)                                                           \
   template AttentionLimits attention_limits<D>();                                              \
+  template int decode_cluster<f16, D>(const AttentionConfig&, const PagedAttentionParams&,     \
+                                      const DeviceInfo&);                                      \
+  template int decode_cluster<bf16, D>(const AttentionConfig&, const PagedAttentionParams&,    \
+                                       const DeviceInfo&);                                     \
   template void launch_attention<f16, D>(const AttentionConfig&, const PagedAttentionParams&,  \
                                          const AttentionArrays&, Launch&);                     \
   template void launch_attention<bf16, D>(const AttentionConfig&, const PagedAttentionParams&, \

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/attention_tile.cuh"
+#include "kernels/cluster_merge.cuh"
 #include "kernels/reduce.cuh"
 
 namespace mlxcel::cuda {
@@ -32,7 +32,9 @@ struct PagedDecode {
   static constexpr int kRingBytes = sizeof(T) * Stages * kStage;
   static constexpr int kStateBytes = sizeof(float) * kColumns * (kStateRow + 2);
   static constexpr int kWarpBytes = kRingBytes > kStateBytes ? kRingBytes : kStateBytes;
-  static int shared_bytes(int warps) { return kQueryBytes + warps * kWarpBytes; }
+  static __host__ __device__ constexpr int shared_bytes(int warps) {
+    return kQueryBytes + warps * kWarpBytes;
+  }
 
   const PagedAttentionParams& p;
   const AttentionArrays& a;
@@ -64,10 +66,8 @@ struct PagedDecode {
         policy(l2_policy(a.evict_first != 0)) {
     query = shared_address(shared);
     ring = query + kQueryBytes + warp * kWarpBytes;
-    // Runs of keys start at page boundaries of the span where they can, for aligned copies.
-    const int span = view.tile.page_begin * p.page_size;
-    origin = span + max(view.begin - span, 0) / Keys * Keys;
-    blocks = view.end > view.begin ? (view.end - origin + Keys - 1) / Keys : 0;
+    origin = view.origin(p, Keys);
+    blocks = view.blocks(origin, Keys);
   }
 
   __device__ __forceinline__ uint32_t stage_address(int stage) const {
@@ -356,9 +356,10 @@ struct PagedDecode {
     }
   }
 
-  /// Merges the states of the warps. Called by all threads of the block, also by those of warps
-  /// that did not stream.
-  __device__ __forceinline__ void finish(char* shared) {
+  /// Merges the states of the warps, and what they give with those of the cluster's other blocks.
+  /// Called by all threads of the block, also by those of warps that did not stream.
+  template <class Cluster>
+  __device__ __forceinline__ void finish(char* shared, const Cluster& cluster) {
     if (warp < warps) store_state(shared);
     __syncthreads();
 
@@ -389,36 +390,54 @@ struct PagedDecode {
           state.v[3] += x[w].w * weight[w];
         }
       }
-      write_state<T, N>(p, a, view, column / group, kv_head * group + column % group, d, state);
+      if (cluster.blocks == 1)
+        write_state<T, N>(p, a, view, column / group, kv_head * group + column % group, d, state);
+      else
+        cluster.send(item, state.divided());
     }
+    if (cluster.blocks == 1) return;
+    cluster.finish([&](int item, const MergedState<N>& state) {
+      const int column = item / kPieces;
+      write_output<T, N>(p, a, view.token(column / group), kv_head * group + column % group,
+                         item % kPieces * N, state);
+    });
   }
 
-  __device__ __forceinline__ void run(char* shared) {
+  template <class Cluster = NoCluster>
+  __device__ __forceinline__ void run(char* shared, const Cluster& cluster = {}) {
     if (warp < warps) stream();
-    finish(shared);
+    if (cluster.blocks > 1) cluster.begin();
+    finish(shared, cluster);
   }
 };
 
-/// Tiles of few rows in a launch of larger ones, such as the private tiles beside shared ones, do
-/// the arithmetic of eight rows.
+/// A block for each tile and KV head; in clusters, one for the tiles of each query token. Tiles of
+/// few rows in a launch of larger ones, such as the private tiles beside shared ones, do the
+/// arithmetic of eight rows.
 template <class T, int D, int ColumnTiles, int Keys, int Stages>
 __global__ void __launch_bounds__(256)
     paged_decode_kernel(const __grid_constant__ PagedAttentionParams p,
                         const __grid_constant__ AttentionArrays a) {
   extern __shared__ __align__(16) char shared[];
-  const int kv_head = blockIdx.x % p.num_kv_heads;
+  __shared__ __align__(8) uint64_t barrier;
+  const int blocks = cluster_blocks(), warps = blockDim.x / kWarp;
+  const int set = blockIdx.x / blocks, kv_head = set % p.num_kv_heads;
   prefetch_tables(p, a);
-  const TileView view(p, a, blockIdx.x / p.num_kv_heads);
+  const TileView view(p, a, set / p.num_kv_heads * blocks + cluster_rank());
+  const int columns = view.tile.q_len * (p.num_qo_heads / p.num_kv_heads);
+  const ClusterMerge<T, D> cluster(
+      columns,
+      shared_address(shared) + PagedDecode<T, D, ColumnTiles, Keys, Stages>::shared_bytes(warps),
+      &barrier);
   auto run = [&]<int Columns>() {
-    PagedDecode<T, D, Columns, Keys, Stages> decode(p, a, view, kv_head, blockDim.x / kWarp,
-                                                    shared);
-    decode.run(shared);
+    PagedDecode<T, D, Columns, Keys, Stages> decode(p, a, view, kv_head, warps, shared);
+    decode.run(shared, cluster);
   };
-  if (ColumnTiles > 1 && view.tile.q_len * (p.num_qo_heads / p.num_kv_heads) <= 8)
+  if (ColumnTiles > 1 && columns <= 8)
     run.template operator()<1>();
   else
     run.template operator()<ColumnTiles>();
-  merge_in_launch<T>(p, a, view, kv_head);
+  if (blocks == 1) merge_in_launch<T>(p, a, view, kv_head);
 }
 
 }  // namespace mlxcel::cuda

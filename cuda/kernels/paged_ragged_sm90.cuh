@@ -50,9 +50,8 @@ struct PagedRaggedSm90 {
         page_shift(page_shift_of(p)),
         base((shared_address(shared) + kAlignment - 1) / kAlignment * kAlignment),
         barriers(shared_address(barriers)) {
-    const int span = view.tile.page_begin * p.page_size;
-    origin = span + max(view.begin - span, 0) / kKeys * kKeys;
-    blocks = view.end > view.begin ? (view.end - origin + kKeys - 1) / kKeys : 0;
+    origin = view.origin(p, kKeys);
+    blocks = view.blocks(origin, kKeys);
   }
 
   // Two stages of K and of V, and a barrier each.

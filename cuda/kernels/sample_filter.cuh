@@ -85,8 +85,8 @@ __device__ __forceinline__ void draw_from_list(const RowFilter& filter, const Ph
 }
 
 /// The leader among the tokens that the cut keeps, in all threads.
-template <int C>
-__device__ __forceinline__ Leader draw_within(const HeldRow<C>& row, Cut cut, float scale,
+template <class Row>
+__device__ __forceinline__ Leader draw_within(const Row& row, Cut cut, float scale,
                                               const PhiloxKey& key) {
   Leader leader = Leader::none(row.vocab());
   row.for_quads([&](int index, const Quad& q) {
@@ -105,16 +105,17 @@ __device__ __forceinline__ Leader draw_within(const HeldRow<C>& row, Cut cut, fl
 }
 
 template <int C>
-__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
+__global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, 2)
     filter_kernel(SampleParams params, Logits logits, const SampleRow* __restrict__ rows,
                   SampleOutput out) {
   extern __shared__ float4 dynamic_shared[];
   auto& shared = *reinterpret_cast<ListShared<C>*>(dynamic_shared);
   RowCluster<C> cluster(shared.slots);
-  HeldRow<C> held(cluster, reinterpret_cast<float*>(&shared + 1), params.vocab);
+  auto held = kept_row(cluster, logits, reinterpret_cast<float*>(&shared + 1), params.vocab);
   const int vocab = params.vocab, at = cluster.row();
+  const RowParams row_params(rows, at);
   RowReader<C, 4> reader(logits, at, vocab, cluster.rank());
-  const SampleRow row = rows[at];
+  const SampleRow row = row_params.take();
   const PhiloxKey key = philox_key(row);
   const bool has_top_k = row.top_k > 0 && row.top_k < vocab;
   const bool noise = !is_greedy(row) && !has_top_k;  // else the leader is the argmax
@@ -159,7 +160,7 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
         return;
       }
     }
-    cut = held.select_top(row.top_k, cut);
+    cut = held.select_top(row.top_k, cut, filter.max);
   }
   bool drawn = !has_top_k && cut.keeps(leader.value, leader.index);
   double target = 0.0;
@@ -177,7 +178,7 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
     if (round == 0) target = filter.top_p * sums.mass[0];
     if (sums.mass[1] < target) break;
     cut = {leader.value, leader.index - 1};
-    if (round + 1 == kMaxRounds) cut = held.select_mass(target, cut, weight);
+    if (round + 1 == kMaxRounds) cut = held.select_mass(target, cut, filter.max, weight);
     drawn = false;
   }
   if (writes) out.write(at, leader, vocab, round);

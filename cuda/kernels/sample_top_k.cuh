@@ -13,7 +13,9 @@ struct alignas(16) TopKShared {
   ExchangeSlots<C> slots;
   TokenList list;             // of the row, in rank 0's block
   uint64_t kept[kListSlots];  // rank keys of the block's tokens
-  int count;                  // of these, or more where they did not fit
+  TileRing ring;
+  uint32_t first_key[kRowThreads];  // of the largest of each thread's first tokens
+  int count;                        // of `kept`, or more where they did not fit
 };
 
 /// What a block knows when its tokens have passed.
@@ -29,19 +31,28 @@ __device__ __forceinline__ TopKEnd combine(const TopKEnd& a, const TopKEnd& b) {
           a.overflow | b.overflow, 0};
 }
 
-/// The largest value with a 16-bit key that at least k of the block's keys reach, or -FLT_MAX.
-/// key_at(i) is the calling thread's i-th of `each` keys.
-template <class KeyAt>
-__device__ __forceinline__ float block_threshold(int k, int each, KeyAt key_at) {
-  uint32_t found = 0;
-#pragma unroll 1
-  for (uint32_t bit = 0x80000000u; bit >= 0x10000u; bit /= 2) {
-    int reach = 0;
-    for (int i = 0; i < each; ++i) reach += __syncthreads_count(key_at(i) >= (found | bit));
-    if (reach >= k) found |= bit;
+/// A value that at least k of `count` keys reach, if that many are above -inf, and few more: the
+/// k-th largest of the maxima of groups of keys. Every warp finds it by itself: it costs no
+/// barriers.
+template <int kGroups, class KeyAt>
+__device__ __forceinline__ float key_threshold(int k, int count, KeyAt key_at) {
+  uint32_t keys[kGroups / kWarp];
+#pragma unroll
+  for (int i = 0; i < kGroups / kWarp; ++i) {
+    keys[i] = 0;
+    const int group = i * kWarp + static_cast<int>(threadIdx.x) % kWarp;
+    for (int at = group; at < count; at += kGroups) keys[i] = max(keys[i], key_at(at));
   }
-  const float value = from_order_key(found);
+  const float value = from_order_key(reached_by(keys, k));
   return value > -FLT_MAX ? value : -FLT_MAX;  // NaN too: below the key of -inf
+}
+
+/// The same with as few groups as k allows.
+template <class KeyAt>
+__device__ __forceinline__ float block_threshold(int k, int count, KeyAt key_at) {
+  constexpr int kFew = 128;
+  return k <= kFew ? key_threshold<kFew>(k, count, key_at)
+                   : key_threshold<kMaxListed>(k, count, key_at);
 }
 
 /// Appends the tokens of at least `threshold`.
@@ -81,8 +92,7 @@ __device__ __forceinline__ int gather(RowCluster<C>& cluster, TopKShared<C>& sha
   uint32_t total = 0, before = 0;
 #pragma unroll
   for (int i = 0; i < RowCluster<C>::kWarps; i += kWarp) {
-    const bool there = lane + i < RowCluster<C>::kWarps;  // a cluster of one has half a warp's
-    const uint32_t count = there ? packets[lane + i].word[0] : 0;
+    const uint32_t count = RowCluster<C>::packet_of(packets, lane + i).word[0];
     total += count;
     before += lane + i < cluster.warp() ? count : 0;
   }
@@ -100,15 +110,17 @@ __device__ __forceinline__ int gather(RowCluster<C>& cluster, TopKShared<C>& sha
 }
 
 template <int C>
-__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads, 2)
+__global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, 2)
     top_k_kernel(SampleParams params, Logits logits, const SampleRow* __restrict__ rows,
                  SampleOutput out) {
-  __shared__ TopKShared<C> shared;
+  extern __shared__ float4 dynamic_shared[];
+  auto& shared = *reinterpret_cast<TopKShared<C>*>(dynamic_shared);
   if (threadIdx.x == 0) shared.count = 0;
   RowCluster<C> cluster(shared.slots);
   const int vocab = params.vocab, at = cluster.row();
-  RowReader<C, 4> reader(logits, at, vocab, cluster.rank());
-  const SampleRow row = rows[at];
+  const RowParams row_params(rows, at);
+  RowStream<C> stream(shared.ring, logits, at, vocab, cluster.rank());
+  const SampleRow row = row_params.take();
   const PhiloxKey key = philox_key(row);
   const bool writes = cluster.rank() == 0 && threadIdx.x == 0;
   const ReadRow<C> again(cluster, logits, vocab);
@@ -117,9 +129,11 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads, 2)
   TopKEnd end{-INFINITY, -FLT_MAX, 0, 0};
   if (listed) {
     bool nan = false;
-    const uint32_t first = order_key(reader.first_max());
-    end.threshold = block_threshold(row.top_k, 1, [&](int) { return first; });
-    reader.for_quads([&](int, int index, const Quad& q) {
+    shared.first_key[threadIdx.x] = order_key(stream.first_max());
+    __syncthreads();
+    end.threshold =
+        block_threshold(row.top_k, kRowThreads, [&](int i) { return shared.first_key[i]; });
+    stream.for_quads([&](int index, const Quad& q) {
       nan |= has_nan(q);
 #pragma unroll
       for (int i = 0; i < 4; ++i) end.max = fmaxf(end.max, q.at[i]);
@@ -130,30 +144,18 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads, 2)
     if (kept > kListSlots) {
       end.overflow = 1;
     } else if (kept > row.top_k) {
-      end.threshold =
-          block_threshold(row.top_k, (kept + kRowThreads - 1) / kRowThreads, [&](int i) {
-            const int slot = i * kRowThreads + static_cast<int>(threadIdx.x);
-            return slot < kept ? static_cast<uint32_t>(shared.kept[slot] >> 32) : 0;
-          });
+      end.threshold = block_threshold(
+          row.top_k, kept, [&](int i) { return static_cast<uint32_t>(shared.kept[i] >> 32); });
     }
     if (nan) end.max = NAN;
     end = cluster.reduce(end);
   }
   if (!listed || !(end.max < INFINITY) || end.max < -FLT_MAX) {
     // No filter, or no distribution: the argmax with noise, or without.
-    Leader leader = Leader::none(vocab);
-    bool nan = false;
-    float lead = -INFINITY;
-    const float scale = draw_scale(row);
-    again.for_quads([&](int index, const Quad& q) {
-      nan |= has_nan(q);
-      if (listed || is_greedy(row))
-        offer_quad<false>(leader, q, index, scale, key);
-      else
-        offer_leading(leader, lead, q, index, scale, key);
-    });
-    leader.max = nan ? NAN : leader.score;
-    leader = cluster.reduce(leader);
+    SampleRow plain = row;
+    if (listed) plain.temperature = 0.0f;
+    const Leader leader =
+        cluster.reduce(draw_row(plain, vocab, [&](auto fn) { again.for_quads(fn); }));
     if (writes) out.write(at, leader, vocab, 0);
     return;
   }
@@ -169,7 +171,7 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads, 2)
   if (!end.overflow) total = gather(cluster, shared, shared.count, threshold);
   if (total > kListSlots) {
     // More tokens than fit are close to the k-th, or tied with it: select it exactly.
-    const Cut cut = again.select_top(row.top_k, {filter.floor, vocab - 1});
+    const Cut cut = again.select_top(row.top_k, {filter.floor, vocab - 1}, filter.max);
     if (threadIdx.x == 0) shared.count = 0;
     __syncthreads();
     again.for_quads([&](int index, const Quad& q) { keep_quad(shared, q, index, cut); });

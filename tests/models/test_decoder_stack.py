@@ -87,3 +87,22 @@ def test_wrong_pools_are_refused(stacked):
     runner.kv.k_pages[1] = runner.kv.k_pages[1].astype(mx.float16)
     with pytest.raises(ValueError, match=r"\[decoder_stack\] v_pages must be float16, got float32"):
         runner.step({"a": TOKENS[:3]})
+
+
+def test_more_logit_rows_than_tokens_are_refused(stacked):
+    with pytest.raises(ValueError, match=r"\[decoder_stack\] logit_rows must have at most 3 rows, .* got 4"):
+        PagedRunner(stacked).step({"a": TOKENS[:3]}, rows=[0, 1, 2, 2])
+
+
+def test_weights_that_are_not_contiguous_are_refused(tmp_path):
+    config = tiny_model.CONFIGS["llama"]
+    tiny_model.save(tmp_path, config, tiny_model.reference(config))
+    model = load(str(tmp_path), progress=False).model
+    layer = model._layers[1]
+    layer.input_norm = mx.repeat(layer.input_norm, 2)[::2]
+    hidden = layer.input_norm.size
+    with pytest.raises(
+        ValueError,
+        match=rf"\[decoder_stack\] input_norm must be row-contiguous .*, got shape \({hidden}\) with strides \(2\)",
+    ):
+        model._make_stack(layer._rope)
