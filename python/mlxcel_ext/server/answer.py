@@ -15,6 +15,7 @@ from .body import read_json
 from .errors import bad_request
 from .generation import Generation, Work
 from .middleware import LOG_FIELDS
+from .params import grammar_field
 from .protocol import GenerationRequest, Usage, encode
 from .respond import json_response, stream_response
 from .sse import event, until_disconnect
@@ -67,6 +68,7 @@ class Answer(ABC, Generic[R]):
             stream=bool(self.request.stream),
             priority=self.request.priority or 0,
             cache_salt=self.request.cache_salt,
+            grammar_field=grammar_field(self.request),
         )
 
     def _envelope(self, kind: str, **fields: Any) -> dict[str, Any]:

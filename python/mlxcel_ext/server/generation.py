@@ -13,7 +13,7 @@ from typing import Any
 
 from ..engine_config import EngineDeadError, QueueFullError
 from ..outputs import RequestOutput
-from ..sampling_params import MAX_SEED, SamplingParams
+from ..sampling_params import GRAMMAR_KINDS, MAX_SEED, SamplingParams
 from .errors import ApiError, bad_request
 from .metrics import Finished
 from .protocol import PromptTokensDetails, Usage
@@ -21,6 +21,8 @@ from .state import ServerState
 
 #: Text longer than this many characters is tokenized off the event loop: other streams go on meanwhile.
 OFF_LOOP_CHARS = 4096
+#: A text that is truncated to the context, or ids that are read back, may be longer than that by this factor.
+TRUNCATED = 16
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,13 @@ def seeded(params: SamplingParams, choice: int) -> SamplingParams:
 async def tokenize(
     state: ServerState, text: str, add_special_tokens: bool, *, truncated: bool = False
 ) -> list[int]:
-    """Ids of a prompt. A text that cannot fit the context is refused unread, unless it is truncated afterwards.
+    """Ids of a prompt. A text that cannot fit the context is refused unread; one that is truncated may be longer.
 
     Tokenizing ten megabytes without a space takes minutes, in a thread that no disconnect can stop.
     """
     encode = state.model.tokenizer.encode
     limit = state.engine.max_model_len
-    if not truncated and len(text) > limit * state.model.tokenizer.max_token_chars:
+    if len(text) > limit * state.model.tokenizer.max_token_chars * (TRUNCATED if truncated else 1):
         raise bad_request(
             f"This model's context is {limit} tokens; a prompt of {len(text)} characters has more",
             "prompt",
@@ -66,13 +68,6 @@ def check_length(state: ServerState, prompt_ids: list[int], max_tokens: int | No
     """A 400 for a prompt that is empty, holds unknown ids, or leaves no room for the output."""
     if not prompt_ids:
         raise bad_request("The prompt is empty: at least one token is wanted", "prompt", "invalid_value")
-    vocab_size = state.model.tokenizer.vocab_size
-    if max(prompt_ids) >= vocab_size:
-        raise bad_request(
-            f"prompt holds token id {max(prompt_ids)}; the vocabulary has {vocab_size} tokens",
-            "prompt",
-            "invalid_value",
-        )
     limit = state.engine.max_model_len
     room = limit - len(prompt_ids)
     if room < 1 or (max_tokens or 0) > room:
@@ -81,6 +76,14 @@ def check_length(state: ServerState, prompt_ids: list[int], max_tokens: int | No
             f"This model's context is {limit} tokens; the request has {len(prompt_ids)} tokens of prompt{wanted}",
             "prompt" if room < 1 else "max_tokens",
             "context_length_exceeded",
+        )
+    vocab_size = state.model.tokenizer.vocab_size
+    low, high = min(prompt_ids), max(prompt_ids)
+    if low < 0 or high >= vocab_size:
+        raise bad_request(
+            f"prompt holds token id {low if low < 0 else high}; the vocabulary has {vocab_size} tokens",
+            "prompt",
+            "invalid_value",
         )
 
 
@@ -112,6 +115,7 @@ class Generation:
         stream: bool = True,
         priority: int = 0,
         cache_salt: str | None = None,
+        grammar_field: str = "structured_outputs",
     ) -> None:
         self._state = state
         self._log_fields = log_fields
@@ -121,6 +125,7 @@ class Generation:
         self._stream = stream
         self._priority = priority
         self._cache_salt = cache_salt
+        self._grammar_field = grammar_field
         self._id = uuid.uuid4().hex
         self._unsubmitted = deque(works)
         self._running: set[int] = set()
@@ -248,7 +253,7 @@ class Generation:
                 self._state.metrics.rejected("unavailable")
                 raise ApiError(503, str(error), code="unavailable", retry_after=10) from None
             except ValueError as error:
-                raise bad_request(str(error), _param_of(str(error)), "invalid_value") from None
+                raise bad_request(str(error), self._param_of(str(error)), "invalid_value") from None
             self._unsubmitted.popleft()
 
     async def _submit_one(self, work: Work) -> None:
@@ -330,6 +335,13 @@ class Generation:
             return ApiError(503, output.error or "The request was aborted", code="aborted", retry_after=1)
         return None
 
+    def _param_of(self, message: str) -> str | None:
+        """The argument that an engine's ValueError names: "[sampling] top_p must be ..."."""
+        words = message.split("] ", 1)[-1].split()
+        if not words or not words[0].isidentifier() or not words[0].islower():
+            return None
+        return self._grammar_field if words[0] in GRAMMAR_KINDS else words[0]
+
     @property
     def keepalive_interval(self) -> float:
         return self._state.settings.keepalive_interval
@@ -351,9 +363,3 @@ class Generation:
             by_prompt[prompt] = max(by_prompt.get(prompt, 0), self._progress[index].cached_tokens)
         cached = sum(by_prompt.values())
         return Usage(prompt_tokens, completion, prompt_tokens + completion, PromptTokensDetails(cached))
-
-
-def _param_of(message: str) -> str | None:
-    """The argument that an engine's ValueError names: "[sampling] top_p must be ..."."""
-    words = message.split("] ", 1)[-1].split()
-    return words[0] if words and words[0].isidentifier() and words[0].islower() else None
