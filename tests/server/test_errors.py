@@ -316,7 +316,11 @@ async def test_logprobs_are_written_down_off_the_event_loop(
         return write(*args)
 
     monkeypatch.setattr(TokenText, name, watched)
-    assert (await client.post(path, json={**body, "max_tokens": 2})).status_code == 200
+    for stream in (
+        (False, True) if path == COMPLETIONS else (False,)
+    ):  # a chat's stream has one token's at a time
+        answer = await client.post(path, json={**body, "max_tokens": 2, "stream": stream})
+        assert answer.status_code == 200
     assert threads
     assert threading.get_ident() not in threads
 

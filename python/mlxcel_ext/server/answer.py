@@ -98,14 +98,19 @@ class Answer(ABC, Generic[R]):
         # Encoded once, not for each token: what comes before and after the fields that change.
         head = encode(self._envelope(self.chunk_kind))[:-1] + b","
         tail = b',"usage":null}' if include_usage else b"}"
-        async for batch in generation:
-            if every_usage:
-                tail = b',"usage":' + encode(self.usage(generation)) + b"}"
-            yield b"".join(
+
+        def written(batch: list[tuple[int, RequestOutput]], tail: bytes) -> bytes:
+            return b"".join(
                 event(head + encode(fields)[1:-1] + tail)
                 for index, output in batch
                 for fields in self.chunks(index, output)
             )
+
+        slow = self.works[0].params.prompt_logprobs is not None
+        async for batch in generation:
+            if every_usage:
+                tail = b',"usage":' + encode(self.usage(generation)) + b"}"
+            yield await asyncio.to_thread(written, batch, tail) if slow else written(batch, tail)
         if include_usage:
             yield event(encode(self._envelope(self.chunk_kind, choices=[], usage=self.usage(generation))))
 
