@@ -24,6 +24,7 @@ from mlxcel_ext import (
 from mlxcel_ext.ops import PlanTarget, cpu_target, cuda_target
 from mlxcel_ext.ops.cascade import default_costs
 from mlxcel_ext.outcomes import CascadeDeclined, FusedCascade
+from tests.conftest import examples
 from tests.ops.test_attention_plan import CHUNK, PAGE_BEGIN, PAGE_END, Q_LEN, SHARED, check_cover
 from tests.support.compare import to_numpy
 from tests.support.paged import PagedCase
@@ -163,7 +164,7 @@ def trees(draw):
     return rows
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(rows=trees(), data=st.data(), seed=st.integers(0, 2**32 - 1), batch_invariant=st.booleans())
 def test_random_trees(rows, data, seed, batch_invariant):
     size = data.draw(st.sampled_from([1, 4, 16]))
@@ -182,7 +183,7 @@ def test_random_trees(rows, data, seed, batch_invariant):
     check(case, plan, mx.cpu, **options)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(rows=trees(), data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_batch_invariant_plans_give_the_bits_of_flat_ones(rows, data, seed):
     qo_len = data.draw(st.none() | st.lists(st.integers(0, 20), min_size=len(rows), max_size=len(rows)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from mlxcel_ext import (
     set_num_threads,
 )
 from mlxcel_ext.ops import PlanTarget
+from tests.conftest import METAL_EMULATED, examples
 from tests.support.compare import assert_close, to_numpy
 from tests.support.paged import PagedCase
 
@@ -52,7 +55,7 @@ def launches(draw):
     }
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     launch=launches(),
     seed=st.integers(0, 2**32 - 1),
@@ -89,9 +92,10 @@ def test_random_launches(launch, seed, options, batch_invariant):
 def test_invariant_plan_gives_the_same_bits_alone_batched_chunked_and_one_by_one(
     stream, dtype, rng, sinks, dim
 ):
-    # One request of 300 tokens: all at once; in a batch with others; in three chunks, as chunked prefill or a prefix
-    # cache would; and its last tokens in decode steps.
-    case = PagedCase(rng, [300, 90], qo_len=[300, 90], dtype=dtype, dim=dim)
+    # One request: all at once; in a batch with others; in three chunks, as chunked prefill or a prefix cache would;
+    # and some of its last tokens in decode steps.
+    n = 150 if METAL_EMULATED else 300
+    case = PagedCase(rng, [n, 90], qo_len=[n, 90], dtype=dtype, dim=dim)
     pools = case.k_pages, case.v_pages
     row = case.table.kv_indices[: case.table.kv_indptr[1]]
 
@@ -108,17 +112,17 @@ def test_invariant_plan_gives_the_same_bits_alone_batched_chunked_and_one_by_one
             q, *pools, table, qo_indptr=qo_indptr, plan=plan, sinks=sinks, return_lse=True, stream=stream
         )
 
-    q = case.q[:300]
-    whole = run(q, 300, np.array([0, 300], np.int32))
-    batched = run(case.q, 300, np.array([0, 300, 390], np.int32), extra=True)
-    chunks = [run(q[a:b], b, np.array([0, b - a], np.int32)) for a, b in [(0, 37), (37, 201), (201, 300)]]
-    steps = [run(q[i : i + 1], i + 1, None) for i in (0, 1, 15, 16, 127, 128, 200, 299)]
+    q = case.q[:n]
+    whole = run(q, n, np.array([0, n], np.int32))
+    batched = run(case.q, n, np.array([0, n, n + 90], np.int32), extra=True)
+    cuts = [0, 37, 2 * n // 3 + 1, n]
+    chunks = [run(q[a:b], b, np.array([0, b - a], np.int32)) for a, b in itertools.pairwise(cuts)]
+    steps = [0, 1, 15, 16, 127, 128, n // 2, n - 1]
+    decoded = [run(q[i : i + 1], i + 1, None) for i in steps]
     for i in range(2):
-        assert mx.array_equal(batched[i][:300], whole[i])
+        assert mx.array_equal(batched[i][:n], whole[i])
         assert mx.array_equal(mx.concatenate([c[i] for c in chunks]), whole[i])
-        assert mx.array_equal(
-            mx.concatenate([s[i] for s in steps]), whole[i][mx.array([0, 1, 15, 16, 127, 128, 200, 299])]
-        )
+        assert mx.array_equal(mx.concatenate([d[i] for d in decoded]), whole[i][mx.array(steps)])
 
 
 def test_threads_do_not_change_bits(dtype, rng):

@@ -30,4 +30,6 @@ async def test_a_text_that_cannot_fit_is_refused_unread() -> None:
 async def test_a_text_that_may_fit_or_is_truncated_is_read() -> None:
     served = state(lambda text, add_special_tokens: [len(text)])
     assert await tokenize(served, "x" * 40, True) == [40]
-    assert await tokenize(served, "x" * 9000, True, truncated=True) == [9000]
+    assert await tokenize(served, "x" * 640, True, truncated=True) == [640]
+    with pytest.raises(ApiError, match="641 characters"):
+        await tokenize(served, "x" * 641, True, truncated=True)

@@ -13,17 +13,6 @@ namespace {
 
 constexpr int kQuad = 4;
 
-/// The vector itself, in a register: GCC would rather load a row again for every use, and two loads
-/// a cycle are what bounds the loops below.
-[[gnu::always_inline]] inline vfloat in_register(vfloat x) {
-#if defined(__x86_64__)
-  asm("" : "+x"(x));
-#elif defined(__aarch64__)
-  asm("" : "+w"(x));
-#endif
-  return x;
-}
-
 /// out[i] = the lanes of vector i of four, reduced by `op` in one order for each vector.
 template <class Op>
 [[gnu::always_inline]] inline void reduce(float* out, vfloat a, vfloat b, vfloat c, vfloat d,

@@ -15,6 +15,7 @@ from .body import read_json
 from .errors import bad_request
 from .generation import Generation, Work
 from .middleware import LOG_FIELDS
+from .params import grammar_field
 from .protocol import GenerationRequest, Usage, encode
 from .respond import json_response, stream_response
 from .sse import event, until_disconnect
@@ -64,8 +65,10 @@ class Answer(ABC, Generic[R]):
             self.state,
             self.works,
             self._log_fields,
+            stream=bool(self.request.stream),
             priority=self.request.priority or 0,
             cache_salt=self.request.cache_salt,
+            grammar_field=grammar_field(self.request),
         )
 
     def _envelope(self, kind: str, **fields: Any) -> dict[str, Any]:
@@ -86,15 +89,17 @@ class Answer(ABC, Generic[R]):
         options = self.request.stream_options
         include_usage = bool(options and options.include_usage)
         every_usage = bool(options and options.continuous_usage_stats)
+        # Encoded once, not for each token: what comes before and after the fields that change.
+        head = encode(self._envelope(self.chunk_kind))[:-1] + b","
+        tail = b',"usage":null}' if include_usage else b"}"
         async for batch in generation:
-            events = []
-            for index, output in batch:
-                for fields in self.chunks(index, output):
-                    chunk = self._envelope(self.chunk_kind, **fields)
-                    if include_usage or every_usage:
-                        chunk["usage"] = self.usage(generation) if every_usage else None
-                    events.append(event(encode(chunk)))
-            yield b"".join(events)
+            if every_usage:
+                tail = b',"usage":' + encode(self.usage(generation)) + b"}"
+            yield b"".join(
+                event(head + encode(fields)[1:-1] + tail)
+                for index, output in batch
+                for fields in self.chunks(index, output)
+            )
         if include_usage:
             yield event(encode(self._envelope(self.chunk_kind, choices=[], usage=self.usage(generation))))
 

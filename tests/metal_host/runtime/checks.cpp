@@ -45,15 +45,20 @@ const char* verb(bool write) {
   return write ? "write" : "read";
 }
 
-/// Whether the current fibre's access, at `now`, is unordered with one by `other` (thread + 1).
-bool unordered(const Epoch& now, uint16_t other, const Epoch& then, uint32_t other_group) {
-  const Fiber& f = *machine.current;
-  if (other == 0) return false;
-  if (other_group != machine.group_index) return true;  // nothing orders threadgroups
-  if (other == f.thread + 1) return false;
-  const bool same_simdgroup =
-      other != ByteHistory::kSeveral && (other - 1u) / kSimdWidth == f.simdgroup;
-  return same_simdgroup ? then == now : then.threadgroup == now.threadgroup;
+int thread_of(Stamp s) {
+  return (s & kThreadMask) == kThreadMask ? -1 : static_cast<int>(s & kThreadMask) - 1;
+}
+
+/// Whether nothing separates the current fibre's access, at `now`, from one at `then`.
+inline bool unordered(Stamp now, Stamp then) {
+  if (then == 0 || then == now) return false;
+  const Stamp differs = now ^ then;
+  if (differs >> kGroupAt) return true;  // nothing orders threadgroups
+  if (differs >> kBarriersAt || !(differs & kThreadMask)) return false;
+  const int other = thread_of(then);
+  const bool same_simdgroup = other >= 0 && other / static_cast<int>(kSimdWidth) ==
+                                                thread_of(now) / static_cast<int>(kSimdWidth);
+  return !same_simdgroup || differs >> kSimdBarriersAt == 0;
 }
 
 /// `buffer`: index of the buffer, or kArena. Names are made only for reports: this runs at every
@@ -64,37 +69,30 @@ std::string name_of(int buffer) {
   return buffer == kArena ? "threadgroup memory" : "buffer(" + std::to_string(buffer) + ")";
 }
 
-void check_race(ByteHistory* h, size_t bytes, bool write, const Epoch& now, uint64_t address,
-                int buffer, size_t offset) {
-  const Fiber& f = *machine.current;
-  const uint16_t self = static_cast<uint16_t>(f.thread + 1);
-  const uint32_t group = machine.group_index;
+void report_race(Stamp then, bool write, bool written, uint64_t address, int buffer,
+                 size_t offset) {
+  report("race", address,
+         "%s of %s+%zu races with a %s by thread %d of threadgroup #%u (no barrier between)",
+         verb(write), name_of(buffer).c_str(), offset, verb(written), thread_of(then),
+         static_cast<uint32_t>(then >> kGroupAt));
+}
+
+void check_race(ByteHistory* h, size_t bytes, bool write, Stamp now, uint64_t address, int buffer,
+                size_t offset) {
   bool told = false;
   for (size_t i = 0; i < bytes; ++i, ++h) {
-    if (!told && unordered(now, h->writer, h->written, h->writer_group)) {
-      report("race", address,
-             "%s of %s+%zu races with a write by thread %d of threadgroup #%u (no barrier between)",
-             verb(write), name_of(buffer).c_str(), offset + i, h->writer - 1, h->writer_group);
+    const bool after_write = unordered(now, h->written);
+    if ((after_write || (write && unordered(now, h->read))) && !told) {
+      report_race(after_write ? h->written : h->read, write, after_write, address, buffer,
+                  offset + i);
       told = true;
     }
     if (write) {
-      if (!told && unordered(now, h->reader, h->read, h->reader_group)) {
-        report("race", address,
-               "write of %s+%zu races with a read by thread %d of threadgroup #%u (no barrier "
-               "between)",
-               name_of(buffer).c_str(), offset + i,
-               h->reader == ByteHistory::kSeveral ? -1 : h->reader - 1, h->reader_group);
-        told = true;
-      }
-      h->writer = self;
       h->written = now;
-      h->writer_group = group;
     } else {
       const bool another_reader =
-          h->reader != 0 && h->reader != self && h->read == now && h->reader_group == group;
-      h->reader = another_reader ? ByteHistory::kSeveral : self;
-      h->read = now;
-      h->reader_group = group;
+          h->read != 0 && h->read != now && (now ^ h->read) >> kSimdBarriersAt == 0;
+      h->read = another_reader ? now | kThreadMask : now;
     }
   }
 }
@@ -118,18 +116,16 @@ void check_arena(size_t offset, size_t bytes, bool write, uint64_t address) {
   }
 }
 
-Region* find_region(uintptr_t p, size_t bytes) {
+/// The region of an access, or nullptr. An access in the code mostly meets the same one again.
+Region* find_region(uintptr_t p, size_t bytes, uint64_t address) {
   auto& regions = machine.regions;
   const auto inside = [&](const Region& r) { return p >= r.begin && p + bytes <= r.end; };
-  if (machine.last_region < regions.size() && inside(regions[machine.last_region])) {
-    return &regions[machine.last_region];
-  }
-  for (size_t i = 0; i < regions.size(); ++i) {
-    if (!inside(regions[i])) continue;
-    machine.last_region = i;
-    return &regions[i];
-  }
-  return nullptr;
+  uint32_t& likely = machine.likely_region[address / 8 % machine.likely_region.size()];
+  if (likely < regions.size() && inside(regions[likely])) return &regions[likely];
+  const auto found = std::find_if(regions.begin(), regions.end(), inside);
+  if (found == regions.end()) return nullptr;
+  likely = static_cast<uint32_t>(found - regions.begin());
+  return &*found;
 }
 
 void check_region(Region& r, uintptr_t p, size_t bytes, bool write, uint64_t address,
@@ -192,7 +188,8 @@ void check_access(uintptr_t p, size_t bytes, bool write, uint64_t address, bool 
   }
   const size_t arena_offset = p - reinterpret_cast<uintptr_t>(machine.arena);
   if (arena_offset < kArenaBytes) return check_arena(arena_offset, bytes, write, address);
-  if (Region* r = find_region(p, bytes)) return check_region(*r, p, bytes, write, address, aligned);
+  if (Region* r = find_region(p, bytes, address))
+    return check_region(*r, p, bytes, write, address, aligned);
   if (!write) {
     for (const auto& [begin, end] : machine.constants) {
       if (p >= begin && p < end) return;
@@ -202,7 +199,7 @@ void check_access(uintptr_t p, size_t bytes, bool write, uint64_t address, bool 
 }
 
 bool is_aligned(uintptr_t p, size_t alignment) {
-  const Region* r = find_region(p, 1);
+  const Region* r = find_region(p, 1, 0);
   return (p - (r == nullptr ? 0 : r->allocation)) % alignment == 0;
 }
 

@@ -53,7 +53,8 @@ void start_fiber(Fiber& fiber) {
   for (int i = 0; i < kSavedRegisters; ++i) *--top = nullptr;
   fiber.stack_pointer = top;
   fiber.state = State::kReady;
-  fiber.threadgroup_memory = fiber.device_memory = Epoch{};
+  fiber.threadgroup_memory = fiber.device_memory =
+      Stamp{machine.group_index} << kGroupAt | (fiber.thread + 1);
 }
 
 void run_fiber(Fiber& fiber) {

@@ -4,6 +4,7 @@
 // The kernel is compiled by clang with -fsanitize=thread,bounds,...; this library is the runtime
 // that those instrumentation calls expect, so every load, store and barrier passes through it.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -74,19 +75,24 @@ enum class State : uint8_t {
   kDone
 };
 
-/// Barriers passed, for one kind of memory: two accesses race when nothing separates their epochs.
-struct Epoch {
-  uint16_t threadgroup = 0;
-  uint16_t simdgroup = 0;
-  bool operator==(const Epoch&) const = default;
-};
+/// When a fibre touched memory of one kind. From the highest bit: its threadgroup, the threadgroup
+/// barriers and the simdgroup barriers that it had passed, its thread + 1. Packed, since every byte
+/// of every access compares two of them.
+using Stamp = uint64_t;
+constexpr int kSimdBarriersAt = 11;
+constexpr int kBarriersAt = kSimdBarriersAt + 16;
+constexpr int kGroupAt = kBarriersAt + 16;
+constexpr uint32_t kMostGroups = 1u << (64 - kGroupAt);
+constexpr Stamp kThreadMask = (Stamp{1} << kSimdBarriersAt) - 1;  // itself: several threads
+constexpr Stamp kSimdBarrier = Stamp{1} << kSimdBarriersAt;
+constexpr Stamp kBarrier = Stamp{1} << kBarriersAt;
 
 struct Fiber {
   void* stack_pointer;
   uintptr_t stack_begin;
   State state;
   uint32_t thread, lane, simdgroup;
-  Epoch threadgroup_memory, device_memory;
+  Stamp threadgroup_memory, device_memory;
   // What a waiting fibre waits for.
   uint64_t site;
   const void* published;
@@ -97,12 +103,9 @@ struct Fiber {
   ThreadInputs inputs;
 };
 
-/// Last reader and writer of one byte.
+/// Last writer and reader of one byte, 0: nobody.
 struct ByteHistory {
-  static constexpr uint16_t kSeveral = 0xffff;
-  uint32_t writer_group, reader_group;
-  uint16_t writer, reader;  // thread + 1, 0: nobody
-  Epoch written, read;
+  Stamp written, read;
 };
 
 /// Histories of a buffer's bytes, in pages that exist from the first access on: a KV pool is large
@@ -137,7 +140,7 @@ struct Machine {
   Fiber* current = nullptr;  // nullptr in the scheduler
   void* scheduler_stack_pointer = nullptr;
   std::vector<Region> regions;
-  size_t last_region = 0;
+  std::array<uint32_t, 64> likely_region = {};             // by the access's place in the code
   std::vector<std::pair<uintptr_t, uintptr_t>> constants;  // the kernel library's own segments
   uintptr_t code_base = 0;
   uint32_t group_position[3] = {};

@@ -70,8 +70,8 @@ bool release_simdgroup(Fiber* lanes, uint32_t n) {
     f.participants = participants;
     f.state = State::kReady;
     if (kind == State::kInSimdFunction) return;
-    if (f.barrier_flags & kThreadgroupMemory) ++f.threadgroup_memory.simdgroup;
-    if (f.barrier_flags & kDeviceMemory) ++f.device_memory.simdgroup;
+    if (f.barrier_flags & kThreadgroupMemory) f.threadgroup_memory += kSimdBarrier;
+    if (f.barrier_flags & kDeviceMemory) f.device_memory += kSimdBarrier;
   });
   return true;
 }
@@ -119,8 +119,8 @@ void open_threadgroup_barrier(uint32_t n, uint32_t waiting, uint32_t returned) {
   for (auto f = begin; f != end; ++f) {
     if (!in_barrier(*f)) continue;
     f->state = State::kReady;
-    if (f->barrier_flags & kThreadgroupMemory) ++f->threadgroup_memory.threadgroup;
-    if (f->barrier_flags & kDeviceMemory) ++f->device_memory.threadgroup;
+    if (f->barrier_flags & kThreadgroupMemory) f->threadgroup_memory += kBarrier;
+    if (f->barrier_flags & kDeviceMemory) f->device_memory += kBarrier;
   }
 }
 
@@ -297,6 +297,11 @@ static void run_dispatch() {
     groups[k] = (job.threads[k] + job.threadgroup[k] - 1) / job.threadgroup[k];
   }
   std::vector<uint32_t> order(groups[0] * groups[1] * groups[2]);
+  if (order.size() > kMostGroups) {
+    report("grid", 0, "more threadgroups than the emulation can tell apart");
+    machine.aborted = true;
+    return;
+  }
   for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
   if (job.shuffle) std::shuffle(order.begin(), order.end(), machine.random);
   for (uint32_t index : order) {
