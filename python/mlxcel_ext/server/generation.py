@@ -252,7 +252,7 @@ class Generation:
             try:
                 await self._submit_one(work)
             except QueueFullError as error:
-                if self._running:
+                if self._running or self._outputs:
                     return
                 self._state.metrics.rejected("queue_full")
                 raise ApiError(429, f"Too many requests: {error}", code="queue_full", retry_after=1) from None
