@@ -120,12 +120,14 @@ int32_t equal_chunks(const std::vector<Load>& loads, const PlanTarget& target,
     longest = std::max(longest, load.cost);
     tiles += load.tiles;
   }
+  const int64_t room = target.slots / (std::max<int64_t>(tiles, 1) * num_kv_heads);
+  if (room < 2) return 0;
   auto chunks = static_cast<int32_t>(std::ceil(longest / choose_chunk(loads, finer, num_kv_heads)));
   if (chunks > target.max_cluster) {
     if (longest > static_cast<float>(4 * target.min_chunk_tokens * target.max_cluster)) return 0;
     chunks = target.max_cluster;
   }
-  return chunks > 1 && tiles * chunks * num_kv_heads <= target.slots ? chunks : 0;
+  return chunks > 1 && chunks <= room ? chunks : 0;
 }
 
 /// Orders tiles by cost, the most expensive first, so that the last worker to finish holds a short

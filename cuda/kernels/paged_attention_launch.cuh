@@ -70,13 +70,15 @@ auto cluster_kernel(const AttentionConfig& config, const PagedAttentionParams& p
   using Shapes = AttentionShapes<D>;
   const int bytes = Shapes::template Decode<T, 1, PoolMaps>::shared_bytes(config.warps) +
                     ClusterMerge<T, D>::shared_bytes(query_rows(params), cluster);
-  return std::pair(
-      paged_decode_sm90_kernel<T, D, 1, Shapes::kDecodeKeys, Shapes::kDecodeStages, true>, bytes);
+  auto* kernel =
+      paged_decode_sm90_kernel<T, D, 1, Shapes::kDecodeKeys, Shapes::kDecodeStages, true>;
+  return std::pair(kernel, bytes);
 }
 
 template <class T, int D>
-int decode_cluster(const AttentionConfig& config, const PagedAttentionParams& params,
-                   const DeviceInfo& device) {
+int decode_cluster([[maybe_unused]] const AttentionConfig& config,
+                   [[maybe_unused]] const PagedAttentionParams& params,
+                   [[maybe_unused]] const DeviceInfo& device) {
   if constexpr (AttentionShapes<D>::kHasSm90) {
     const int wanted = params.chunks_each;
     const auto [kernel, bytes] = cluster_kernel<T, D>(config, params, wanted);
@@ -84,8 +86,9 @@ int decode_cluster(const AttentionConfig& config, const PagedAttentionParams& pa
     const int held = resident_clusters(reinterpret_cast<const void*>(kernel), wanted,
                                        config.warps * kWarp, static_cast<size_t>(bytes));
     return held * wanted >= params.num_tiles * params.num_kv_heads ? wanted : 1;
+  } else {
+    return 1;
   }
-  return 1;
 }
 
 template <class T, int D>

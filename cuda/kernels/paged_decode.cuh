@@ -6,6 +6,10 @@
 
 namespace mlxcel::cuda {
 
+__host__ __device__ constexpr int align_up(int bytes, int alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
 /// No tensor maps of the pools.
 struct NoMaps {};
 
@@ -45,13 +49,12 @@ struct PagedDecode {
   static constexpr int kStateRow = D + 4;  // floats
 
   static constexpr int kAlignment = kBoxes ? 1024 : 16;
-  static constexpr int aligned(int bytes) {
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  static constexpr int kQueryBytes = aligned(kQueryInRegisters ? 0 : sizeof(T) * kColumns * kRow);
+  static constexpr int kQueryBytes =
+      align_up(kQueryInRegisters ? 0 : sizeof(T) * kColumns * kRow, kAlignment);
   static constexpr int kRingBytes = sizeof(T) * Stages * kStage;
   static constexpr int kStateBytes = sizeof(float) * kColumns * (kStateRow + 2);
-  static constexpr int kWarpBytes = aligned(kRingBytes > kStateBytes ? kRingBytes : kStateBytes);
+  static constexpr int kWarpBytes =
+      align_up(kRingBytes > kStateBytes ? kRingBytes : kStateBytes, kAlignment);
   /// Shared memory, from an aligned address on, and with what aligning it may take.
   static __host__ __device__ constexpr int block_bytes(int warps) {
     return kQueryBytes + warps * kWarpBytes;
@@ -388,7 +391,7 @@ struct PagedDecode {
     const LogitScale<> logit(p);
     bool taken_out = false;
     int full = 0, empty = Stages - 1;  // stage to read, stage to fill
-    int round = 0;                     // parity of the rounds through the ring
+    [[maybe_unused]] int round = 0;    // parity of the rounds through the ring
     for (int block = warp; block < blocks; block += warps) {
       if constexpr (!kBoxes) copy_async_wait<Stages - 2>();
       __syncwarp();

@@ -162,7 +162,7 @@ def test_few_requests_are_cut_alike(kv_len):
 @pytest.mark.parametrize(
     ("kv_len", "change"),
     [
-        ([200], {}),  # one chunk
+        ([100], {}),  # one chunk
         ([32768], {}),  # more chunks than a cluster has blocks
         ([4096] * 64, {}),  # more tiles than run at once
         ([2000], {"batch_invariant": True}),
