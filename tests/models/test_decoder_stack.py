@@ -15,6 +15,15 @@ TOKENS = np.random.default_rng(5).integers(0, tiny_model.VOCAB, 60).tolist()
 CASES = [(name, 0) for name in tiny_model.CONFIGS] + [("llama-biases", 4), ("smollm", 8), ("qwen3", 4)]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def on_cpu():
+    """On a GPU the stack takes few of these steps."""
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(before)
+
+
 @pytest.fixture(scope="module", params=CASES, ids=str)
 def folder(request, tmp_path_factory) -> str:
     name, bits = request.param
