@@ -226,3 +226,20 @@ def test_clear_forgets_pages_in_use_too() -> None:
     tree.clear()
     assert tree.match([1, 2, 3]).num_tokens == 0
     allocator.check([[page]], [])
+
+
+def test_a_cursor_never_says_more_than_was_asked_for() -> None:
+    """Hypothesis found both: a look at fewer tokens than an earlier one, and a look at pages not adopted since."""
+    allocator = PageAllocator(100)
+    tree, tokens, cursor = PrefixTree(allocator, PAGE), list(range(3 * PAGE)), Cursor()
+    store(tree, allocator, tokens)
+    tree.begin_step()
+    assert tree.match_length(tokens, None, cursor) == 3 * PAGE
+    assert tree.match_length(tokens, None, cursor, count=PAGE) == PAGE
+    assert tree.match_length(tokens, None, cursor) == 3 * PAGE
+    own = allocator.allocate(3)
+    assert own is not None
+    for page in (replaced := tree.insert(tokens, own, cursor=cursor)):
+        allocator.release(page)
+    assert len(replaced) == 3
+    assert sorted(own) == sorted(tree.pages())

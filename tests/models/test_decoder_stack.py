@@ -15,9 +15,9 @@ TOKENS = np.random.default_rng(5).integers(0, tiny_model.VOCAB, 60).tolist()
 CASES = [(name, 0) for name in tiny_model.CONFIGS] + [("llama-biases", 4), ("smollm", 8), ("qwen3", 4)]
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def on_cpu():
-    """On a GPU the stack takes few of these steps."""
+    """Here any step runs as one primitive; a GPU takes decode steps of large layers alone."""
     before = mx.default_device()
     mx.set_default_device(mx.cpu)
     yield

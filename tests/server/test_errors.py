@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,10 @@ from mlxcel_ext.server.generation import tokenize
 from mlxcel_ext.server.messages import as_template_messages
 from mlxcel_ext.server.protocol import ChatMessage
 from mlxcel_ext.server.settings import ServerSettings
+from mlxcel_ext.server.token_text import TokenText
 
 from .conftest import RunningServer
-from .fake_engine import FakeEngine, FakeModel
+from .fake_engine import FakeEngine, FakeModel, FakeTokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TEXT = {"prompt": "a"}
@@ -275,6 +277,52 @@ async def test_a_refusal_does_not_wait_for_a_body_that_never_ends(
         await client.post(COMPLETIONS, content=chunks(), headers={"content-type": "application/json"}), 413
     )
     assert sent < 50
+
+
+async def test_a_health_check_is_answered_while_many_prompts_are_read(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them is short: it is their number that takes long."""
+    encode, loop_thread, on_loop = FakeTokenizer.encode, threading.get_ident(), 0
+
+    def watched(self: FakeTokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        nonlocal on_loop
+        on_loop += threading.get_ident() == loop_thread
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(FakeTokenizer, "encode", watched)
+    body = {"prompt": ["a" * 1000] * 5, "max_tokens": 1}
+    assert (await client.post(COMPLETIONS, json=body)).status_code == 200
+    assert on_loop == 0
+    assert (await client.post(COMPLETIONS, json={**body, "prompt": ["a"] * 5})).status_code == 200
+    assert on_loop == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        (COMPLETIONS, {**TEXT, "echo": True, "logprobs": 2}, "completion_logprobs"),
+        (COMPLETIONS, {**TEXT, "prompt_logprobs": 2}, "prompt_logprobs"),
+        (CHAT, {**USER, "logprobs": True}, "chat_logprobs"),
+    ],
+)
+async def test_logprobs_are_written_down_off_the_event_loop(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str, body: dict, name: str
+) -> None:
+    write, threads = getattr(TokenText, name), set()
+
+    def watched(*args: Any) -> Any:
+        threads.add(threading.get_ident())
+        return write(*args)
+
+    monkeypatch.setattr(TokenText, name, watched)
+    for stream in (
+        (False, True) if path == COMPLETIONS else (False,)
+    ):  # a chat's stream has one token's at a time
+        answer = await client.post(path, json={**body, "max_tokens": 2, "stream": stream})
+        assert answer.status_code == 200
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 def test_more_messages_than_the_context_has_tokens_are_not_looked_at() -> None:

@@ -102,7 +102,10 @@ class PrefixTree:
         self, tokens: Sequence[int], salt: str | None, cursor: Cursor, *, count: int | None = None
     ) -> int:
         """The num_tokens of match(); looks only at what lies behind the cursor, and moves it on."""
-        cursor.node, _, num_tokens = self._follow(self._resume(cursor, salt), tokens, count)
+        node = self._resume(cursor, salt)
+        while count is not None and node is not None and node.depth * self._page_size > count:
+            node = node.parent  # an earlier look went further
+        cursor.node, _, num_tokens = self._follow(node, tokens, count)
         return num_tokens
 
     def _resume(self, cursor: Cursor | None, salt: str | None) -> _Node | None:
@@ -182,6 +185,10 @@ class PrefixTree:
         if node is None:
             node = self._roots[salt] = _Node((), -1, None, 0, 0)
             node.salt = salt
+        while node.parent is not None and (
+            node.depth > full or (node.depth > first and pages[node.depth - 1] != node.page)
+        ):
+            node = node.parent  # a look has moved the cursor over pages that the request did not adopt
         replaced: list[int] = []
         for i in range(node.depth, full):
             key = tuple(tokens[i * size : (i + 1) * size])

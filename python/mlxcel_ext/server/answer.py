@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -82,7 +83,12 @@ class Answer(ABC, Generic[R]):
                 for index, output in batch:
                     self.add(index, output)
             usage = self.usage(generation)
-        return json_response(self._envelope(self.whole_kind, **self.whole(), usage=usage))
+        params = self.works[0].params
+        if params.logprobs is None and params.prompt_logprobs is None:
+            fields = self.whole()
+        else:  # those of a long prompt take seconds to write down
+            fields = await asyncio.to_thread(self.whole)
+        return json_response(self._envelope(self.whole_kind, **fields, usage=usage))
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The answer as chunks, those of each batch of outputs together."""
@@ -92,14 +98,19 @@ class Answer(ABC, Generic[R]):
         # Encoded once, not for each token: what comes before and after the fields that change.
         head = encode(self._envelope(self.chunk_kind))[:-1] + b","
         tail = b',"usage":null}' if include_usage else b"}"
-        async for batch in generation:
-            if every_usage:
-                tail = b',"usage":' + encode(self.usage(generation)) + b"}"
-            yield b"".join(
+
+        def written(batch: list[tuple[int, RequestOutput]], tail: bytes) -> bytes:
+            return b"".join(
                 event(head + encode(fields)[1:-1] + tail)
                 for index, output in batch
                 for fields in self.chunks(index, output)
             )
+
+        slow = self.works[0].params.prompt_logprobs is not None
+        async for batch in generation:
+            if every_usage:
+                tail = b',"usage":' + encode(self.usage(generation)) + b"}"
+            yield await asyncio.to_thread(written, batch, tail) if slow else written(batch, tail)
         if include_usage:
             yield event(encode(self._envelope(self.chunk_kind, choices=[], usage=self.usage(generation))))
 

@@ -12,7 +12,7 @@ from ..outputs import RequestOutput, TokenLogprob
 from ..sampling_params import SamplingParams
 from .answer import Answer, answer
 from .errors import bad_request
-from .generation import Generation, Work, check_length, seeded, tokenize
+from .generation import OFF_LOOP_CHARS, Generation, Work, check_length, seeded, tokenize
 from .params import grammar_of, sampling_params
 from .protocol import CompletionRequest, Prompt, Usage
 from .state import ServerState
@@ -105,8 +105,9 @@ class _Answer(Answer[CompletionRequest]):
             raise bad_request("suffix is not supported", "suffix", "unsupported_value")
         prompts = as_prompts(request.prompt, state.settings.max_choices // n)
         params = self._params()
+        many = sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) > OFF_LOOP_CHARS
         for prompt in prompts:
-            ids = await self._token_ids(prompt)
+            ids = await self._token_ids(prompt, many)
             check_length(state, ids, None if self.scoring else request.max_tokens)
             text = prompt if isinstance(prompt, str) else ""
             if request.echo and not isinstance(prompt, str):
@@ -119,11 +120,13 @@ class _Answer(Answer[CompletionRequest]):
                 )
                 self.works.append(Work(index, ids, seeded(params, choice)))
 
-    async def _token_ids(self, prompt: str | list[int]) -> list[int]:
+    async def _token_ids(self, prompt: str | list[int], one_of_many: bool) -> list[int]:
         keep = self.request.truncate_prompt_tokens
         if isinstance(prompt, str):
             special = self.request.add_special_tokens is not False
-            ids = await tokenize(self.state, prompt, special, truncated=keep is not None)
+            ids = await tokenize(
+                self.state, prompt, special, truncated=keep is not None, one_of_many=one_of_many
+            )
         else:
             ids = prompt
         return ids if keep is None else ids[-keep:]

@@ -42,9 +42,16 @@ def seeded(params: SamplingParams, choice: int) -> SamplingParams:
 
 
 async def tokenize(
-    state: ServerState, text: str, add_special_tokens: bool, *, truncated: bool = False
+    state: ServerState,
+    text: str,
+    add_special_tokens: bool,
+    *,
+    truncated: bool = False,
+    one_of_many: bool = False,
 ) -> list[int]:
     """Ids of a prompt. A text that cannot fit the context is refused unread; one that is truncated may be longer.
+
+    one_of_many: other texts of the same request follow, which are long together.
 
     Tokenizing ten megabytes without a space takes minutes, in a thread that no disconnect can stop.
     """
@@ -57,7 +64,7 @@ async def tokenize(
             "context_length_exceeded",
         )
     try:
-        if len(text) <= OFF_LOOP_CHARS:
+        if len(text) <= OFF_LOOP_CHARS and not one_of_many:
             return encode(text, add_special_tokens)
         return await asyncio.to_thread(encode, text, add_special_tokens)
     except ValueError as error:  # a lone surrogate, which JSON's escapes can spell
@@ -245,7 +252,7 @@ class Generation:
             try:
                 await self._submit_one(work)
             except QueueFullError as error:
-                if self._running:
+                if self._running or self._outputs:
                     return
                 self._state.metrics.rejected("queue_full")
                 raise ApiError(429, f"Too many requests: {error}", code="queue_full", retry_after=1) from None

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from ..outputs import RequestOutput
 
-#: Longest pause between two deliveries, in seconds.
-MAX_PAUSE = 0.01
+#: Seconds of a pause between two deliveries: event loops' timers know no less than the shortest.
+MIN_PAUSE, MAX_PAUSE = 0.001, 0.01
 
 
 class Inbox:
@@ -39,8 +39,9 @@ class Inbox:
 
     def _deliver(self) -> None:
         now = time.monotonic()
-        if now < self._not_before:
-            self._loop.call_later(self._not_before - now, self._deliver)
+        pause = self._not_before - now
+        if pause >= MIN_PAUSE:
+            self._loop.call_later(pause, self._deliver)
             return
         self._scheduled = False
         while self._outputs:

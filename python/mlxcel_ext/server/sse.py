@@ -73,7 +73,7 @@ class EventStream:
             self._close()
 
     async def _send(self, send: Send, send_body: Send) -> None:
-        """The layers around the routes look at the start of an answer alone: its pieces pass by them."""
+        """Of a good answer the layers around the routes look at the start alone: its pieces pass by them."""
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         async for chunk in self._chunks:
             await send_body({"type": "http.response.body", "body": chunk, "more_body": True})
