@@ -164,12 +164,12 @@ __global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, 2)
   const PhiloxKey key = philox_key(row);
   const bool writes = cluster.rank() == 0 && threadIdx.x == 0;
   const ReadRow<C> again(cluster, logits, vocab);
-  if (is_greedy(row) || row.top_k <= 0 || row.top_k >= vocab) {
-    const auto read = [&](auto fn) { stream.for_quads(fn); };
-    const Leader leader = cluster.reduce(draw_row(row, vocab, read));
+  const auto draw_all = [&](const SampleRow& how) {
+    const auto read = [&](auto fn) { again.for_quads(fn); };
+    const Leader leader = cluster.reduce(draw_row(how, vocab, read));
     if (writes) out.write(at, leader, vocab, 0);
-    return;
-  }
+  };
+  if (is_greedy(row) || row.top_k <= 0 || row.top_k >= vocab) return draw_all(row);
 
   shared.first_key[threadIdx.x] = order_key(stream.first_max());
   __syncthreads();
@@ -202,10 +202,7 @@ __global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, 2)
   if (!all.drawable()) {
     SampleRow plain = row;
     plain.temperature = 0.0f;  // the argmax
-    const auto read = [&](auto fn) { again.for_quads(fn); };
-    const Leader leader = cluster.reduce(draw_row(plain, vocab, read));
-    if (writes) out.write(at, leader, vocab, 0);
-    return;
+    return draw_all(plain);
   }
 
   const RowFilter filter(params, row, all.max);
@@ -217,6 +214,7 @@ __global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, 2)
   if (all.count > kListSlots) {
     // More tokens than fit are close to the k-th, or tied with it: select it exactly.
     const Cut cut = again.select_top(row.top_k, {filter.floor, vocab - 1}, filter.max);
+    __syncthreads();  // all have read the count
     if (threadIdx.x == 0) shared.count = 0;
     __syncthreads();
     again.for_quads([&](int index, const Quad& q) { keep_quad(shared, q, index, cut); });
