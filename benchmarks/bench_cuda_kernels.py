@@ -42,7 +42,7 @@ AttentionParams = struct(
     "AttentionParams",
     i32_a="num_q num_requests num_qo_heads num_kv_heads head_dim page_size",
     i64="stride_page stride_token stride_head",
-    i32_b="num_tiles num_partials batch_invariant max_q_len max_chunks window_left causal",
+    i32_b="num_tiles num_partials batch_invariant max_q_len chunks_each window_left causal",
     f32="sm_scale_log2 logits_soft_cap",
     i32_c="dtype has_qo_indptr has_sinks has_first_page_offset has_token_order",
 )
@@ -149,7 +149,7 @@ class Attention:
         self.kv_bytes = 4 * hkv * DIM * (sum(kv_len) - shared * (len(kv_len) - 1))
         self.params = AttentionParams(
             *(num_q, len(kv_len), hq, hkv, DIM, page, page * hkv * DIM, hkv * DIM, DIM),
-            *(self.num_tiles, plan.num_partials, 0, plan._plan.max_q_len, plan._plan.max_chunks, -1, 1),
+            *(self.num_tiles, plan.num_partials, 0, plan._plan.max_q_len, plan._plan.chunks_each, -1, 1),
             *(
                 DIM**-0.5 * math.log2(math.e),
                 0.0,

@@ -35,6 +35,11 @@ def theirs(params: dict[str, float], logits: mx.array) -> Callable[[], mx.array]
     return lambda: sampler(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
 
 
+def empty() -> mx.array:
+    """What any evaluation costs."""
+    return mx.zeros((1,)) + 1.0
+
+
 def check(params: dict[str, float], logits: mx.array, ids: mx.array) -> None:
     """Every token drawn is one that the filters keep."""
     for row, token in zip(np.array(logits, np.float64), np.array(ids), strict=True):
@@ -58,12 +63,13 @@ def main(out: str | None) -> None:
                     return sample(x, p, (1, 2), stream=mx.cpu).ids
 
                 check(params, logits, ours())
-                arms = {"ours": ours, "mlx_lm": theirs(params, logits), "ours_again": ours}
+                arms = {"ours": ours, "mlx_lm": theirs(params, logits), "ours_again": ours, "empty": empty}
                 times = interleaved(arms, rounds=9)
                 ratio = times["mlx_lm"].median / times["ours"].median
                 null = times["ours_again"].median / times["ours"].median
                 print(
-                    f"V {vocab} B {batch} {name}: {times['ours']} mlx-lm {times['mlx_lm']} x{ratio:.1f} (null x{null:.2f})"
+                    f"V {vocab} B {batch} {name}: {times['ours']} mlx-lm {times['mlx_lm']} x{ratio:.1f}"
+                    f" (null x{null:.2f}, empty {times['empty'].median:.0f} us)"
                 )
                 row = {"vocab": vocab, "batch": batch, "case": name, "ratio": ratio, "null": null}
                 lines.append(row | {arm: vars(t) for arm, t in times.items()})

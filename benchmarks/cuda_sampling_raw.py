@@ -41,7 +41,10 @@ CASES = {
     "min_p": (FILTERS, {"min_p": 0.1}),
     "top_k": (TOP_K, {"top_k": 50}),
     "top_k_top_p": (TOP_K, {"top_k": 50, "top_p": 0.9}),
+    # All rows greedy but the first: what the launch of a mixed batch costs them.
+    "one_of_top_k_top_p": (TOP_K, {"top_k": 50, "top_p": 0.9}),
 }
+VOCABS = (32000, 128256, 151936)
 #: kind (csrc/params/sample_renorm.h) and value
 RENORMS = {"top_k_renorm": (0, 50), "top_p_renorm": (1, 0.9), "top_k_mask": (3, 50)}
 
@@ -50,13 +53,21 @@ class Sample:
     """One launch of mlxcel_raw_sample on its own buffers."""
 
     def __init__(
-        self, library: ctypes.CDLL, logits: torch.Tensor, work: int, params: dict[str, float]
+        self,
+        library: ctypes.CDLL,
+        logits: torch.Tensor,
+        work: int,
+        params: dict[str, float],
+        *,
+        one: bool = False,
     ) -> None:
         batch, vocab = logits.shape
         rows = np.zeros(batch, SAMPLE_ROW)
         for name, default in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
             rows[name] = params.get(name, default)
         rows["seed"] = np.arange(batch) + 12345678901234567
+        if one:
+            rows["temperature"][1:] = 0.0
         self.host_rows = rows
         self.library, self.logits = library, logits
         self.params = (ctypes.c_int32 * 6)(batch, vocab, 0, work, 0, 0)
@@ -141,7 +152,46 @@ class Logprobs:
         assert torch.allclose(self.outs[3].double(), want, atol=1e-4)
 
 
-def cold(op: Sample | Renorm | Logprobs, evict: torch.Tensor, iterations: int = 15) -> dict[str, float]:
+class Chain:
+    """One launch of mlxcel_raw_chain: drafts drawn from a distribution other than the target."""
+
+    def __init__(
+        self, library: ctypes.CDLL, batch: int, n: int, vocab: int, generator: torch.Generator
+    ) -> None:
+        def distribution(count: int) -> torch.Tensor:
+            shape = (batch, count, vocab)
+            return torch.softmax(torch.randn(shape, device="cuda", generator=generator), -1)
+
+        self.library = library
+        self.draft, self.target = distribution(n), distribution(n + 1)
+        drawn = torch.multinomial(self.draft.view(-1, vocab), 1, generator=generator)
+        self.drafted = drawn.view(batch, n).to(torch.int32)
+        self.host_rows = np.zeros((batch, 2), np.uint64)
+        self.host_rows[:, 0] = np.arange(batch) + 12345678901234567
+        self.rows = torch.from_numpy(self.host_rows.view(np.uint8)).cuda()
+        self.ids = torch.full((batch, n + 1), -2, dtype=torch.int32, device="cuda")
+        self.accepted = torch.full((batch,), -1, dtype=torch.int32, device="cuda")
+        self.params = (ctypes.c_int32 * 3)(batch, n, vocab)
+
+    def __call__(self) -> None:
+        arrays = (self.drafted, self.draft, self.target, self.rows, self.ids, self.accepted)
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in arrays]
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        if self.library.mlxcel_raw_chain(self.params, *pointers, 0, stream) != 0:
+            raise RuntimeError(self.library.mlxcel_raw_error().decode())
+
+    def check(self) -> None:
+        self()
+        arrays = [t.cpu().numpy() for t in (self.drafted, self.draft, self.target, self.ids)]
+        for (seed, draw), ids, draft, target, got in zip(self.host_rows, *arrays, strict=True):
+            want = reference.chain(ids, draft, target, int(seed), int(draw))
+            assert got.tolist() == want + [-1] * (len(got) - len(want))
+
+
+Op = Sample | Renorm | Logprobs | Chain
+
+
+def cold(op: Op, evict: torch.Tensor, iterations: int = 15) -> dict[str, float]:
     """Microseconds: median, p10, p90. A spin kernel hides the enqueueing."""
     spans = []
     for i in range(iterations + 3):
@@ -162,23 +212,32 @@ def main(library_path: str, out: str) -> None:
     library.mlxcel_raw_error.restype = ctypes.c_char_p
     evict = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     generator = torch.Generator("cuda").manual_seed(1)
+
     with open(out, "w") as file:
+
+        def measure(op: Op, **row: float | str) -> None:
+            if row["batch"] <= 8:
+                op.check()
+            row |= cold(op, evict)
+            file.write(json.dumps(row) + "\n")
+            print(row)
+
         for sigma in (1.0, 5.0):
-            for vocab in (32000, 128256, 151936):
+            for vocab in VOCABS:
                 for batch in (1, 8, 64, 256):
                     logits = torch.randn(batch, vocab, device="cuda", generator=generator) * sigma
-                    ops: dict[str, Sample | Renorm | Logprobs] = {
-                        name: Sample(library, logits, work, params) for name, (work, params) in CASES.items()
-                    }
-                    ops |= {name: Renorm(library, logits, name) for name in RENORMS}
-                    ops["logprobs"] = Logprobs(library, logits)
-                    for name, op in ops.items():
-                        if batch <= 8:
-                            op.check()
-                        times = cold(op, evict)
-                        row = {"sigma": sigma, "vocab": vocab, "batch": batch, "case": name} | times
-                        file.write(json.dumps(row) + "\n")
-                        print(row)
+                    for name, (work, params) in CASES.items():
+                        op = Sample(library, logits, work, params, one=name.startswith("one_of"))
+                        measure(op, sigma=sigma, vocab=vocab, batch=batch, case=name)
+                    for name in RENORMS:
+                        op = Renorm(library, logits, name)
+                        measure(op, sigma=sigma, vocab=vocab, batch=batch, case=name)
+                    measure(Logprobs(library, logits), sigma=sigma, vocab=vocab, batch=batch, case="logprobs")
+        for vocab in VOCABS:
+            for batch in (1, 8, 64):
+                for n in (3, 5, 7):
+                    op = Chain(library, batch, n, vocab, generator)
+                    measure(op, vocab=vocab, batch=batch, case="chain", n=n)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
 """Our server against mlx_lm.server: same weights, same machine, one run, levels interleaved.
 
     python benchmarks/serve_vs_mlx_lm.py --folder /tmp/smollm2-mlx --out serve.jsonl
+    python benchmarks/serve_vs_mlx_lm.py --model /models/llama-3.2-1b --levels 1,8,32 --out serve.jsonl
+
+Without --model both serve SmolLM2, which is written to --folder in a form that mlx-lm reads; with it both read that
+folder, on the device that MLX takes by default.
 
 At each number of clients every server gets the same texts, one server after the other with the other one idle;
 --rounds repeats the pair. Prints the ratio of output tokens a second, of medians over the rounds.
@@ -63,6 +67,8 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir(), "smollm2-mlx")
     )
+    parser.add_argument("--model", help="Folder with safetensors that both servers read")
+    parser.add_argument("--max-num-seqs", type=int, default=32, help="Of our server")
     parser.add_argument("--levels", default="1,2,4,8")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=2, help="Requests for each client of a level")
@@ -70,25 +76,25 @@ def main() -> int:
     parser.add_argument("--output-len", type=int, default=32)
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args()
-    mlx_lm_folder.write(options.folder)
+    model, folder = options.model or "smollm2", options.model or str(options.folder)
+    if not options.model:
+        mlx_lm_folder.write(options.folder)
+    serve = ("--model", model, "--max-model-len", "2048", "--max-num-seqs", str(options.max_num_seqs))
     records = []
     with contextlib.ExitStack() as stack:
         servers = {
-            "mlxcel-ext": (
-                stack.enter_context(ours("--model", "smollm2", "--max-model-len", "2048")),
-                "smollm2",
-            ),
+            "mlxcel-ext": (stack.enter_context(ours(*serve, "--served-model-name", "model")), "model"),
             "mlx_lm.server": (
-                stack.enter_context(running("-m", "mlx_lm", "server", "--model", str(options.folder))),
-                str(options.folder),
+                stack.enter_context(running("-m", "mlx_lm", "server", "--model", folder)),
+                folder,
             ),
         }
         for level in map(int, options.levels.split(",")):
             speeds: dict[str, list[float]] = {name: [] for name in servers}
             ttfts: dict[str, list[float]] = {name: [] for name in servers}
             for round_number in range(options.rounds):
-                for name, (server, model) in servers.items():
-                    result = measure(server, model, level, 10_000 * level + round_number, options)
+                for name, (server, name_there) in servers.items():
+                    result = measure(server, name_there, level, 10_000 * level + round_number, options)
                     speeds[name].append(result["output_throughput"])
                     ttfts[name].append(result["median_ttft_ms"])
                     load = os.getloadavg()[0]

@@ -206,8 +206,18 @@ def halves(samples: list[dict[str, Any]]) -> dict[str, list[float]]:
     return {name: [round(statistics.median(s[name] for s in part), 2) for part in parts] for name in names}
 
 
+async def use_every_page(client: httpx.AsyncClient) -> None:
+    """The pool takes memory as its pages are first used: let that be over before memory is compared."""
+    stats = (await client.get("/v1/cache/stats")).json()
+    most = (await client.get("/v1/models")).json()["data"][0]["max_model_len"] - 1
+    for n in range(stats["pages_total"] * stats["page_size"] // most + 1):
+        prompt = [(7 * n + i) % 1000 + 100 for i in range(most)]
+        (await client.post(COMPLETIONS, json={"prompt": prompt, "max_tokens": 1})).raise_for_status()
+
+
 async def soak(server: Server, probe: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
     run = Soak(server.url, options)
+    await use_every_page(run.client)
     until = time.monotonic() + options.minutes * 60
     await asyncio.gather(*(run.worker(until) for _ in range(options.workers)))
     values = await run.settled()

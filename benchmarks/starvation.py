@@ -82,7 +82,8 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=1800)
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args()
-    records = []
+    if options.out:
+        options.out.write_text("")
     for grant in options.grants.split(","):
         arguments = [
             "--model",
@@ -97,10 +98,11 @@ def main() -> int:
         with ours(*arguments) as server:
             result = asyncio.run(measure(server.url, options))
         load = os.getloadavg()[0]
-        records.append({"grant": int(grant), "mixed_steps": not options.parked, "load": load, **result})
-        print(json.dumps(records[-1]), flush=True)
-    if options.out:
-        options.out.write_text("".join(json.dumps(record) + "\n" for record in records))
+        record = json.dumps({"grant": int(grant), "mixed_steps": not options.parked, "load": load, **result})
+        print(record, flush=True)
+        if options.out:
+            with options.out.open("a") as out:
+                out.write(record + "\n")
     return 0
 
 

@@ -5,8 +5,10 @@
 namespace mlxcel::cuda {
 namespace {
 
-/// The kernel's __cluster_dims__ (1 too is a cluster), or 0.
-int cluster_size(const void* kernel) {
+/// The cluster size of a launch: the one asked for, else the kernel's __cluster_dims__ (1 too is a
+/// cluster), or 0.
+int cluster_size(const void* kernel, int asked) {
+  if (asked > 0) return asked;
   thread_local std::unordered_map<const void*, int> sizes;
   auto [it, is_new] = sizes.try_emplace(kernel);
   if (is_new) {
@@ -20,14 +22,14 @@ int cluster_size(const void* kernel) {
 /// Of a kernel's node in the key of a child graph: MLX updates an instantiated graph to one with
 /// the same key, and CUDA leaves a node its cluster size in an update. A kernel without clusters
 /// that comes to such a node is dropped where its grid does not divide, without an error.
-std::string node_key(const void* kernel) {
+std::string node_key(int cluster) {
   std::string key = "K";
-  if (const int cluster = cluster_size(kernel)) key += std::to_string(cluster);
+  if (cluster > 0) key += std::to_string(cluster);
   return key;
 }
 
 cudaGraphNode_t add_kernel(cudaGraph_t graph, const void* kernel, dim3 grid, dim3 block,
-                           size_t shared_bytes, void** params) {
+                           size_t shared_bytes, int cluster, void** params) {
   allow_shared_bytes(kernel, shared_bytes);
   cudaKernelNodeParams node_params{};
   node_params.func = const_cast<void*>(kernel);
@@ -37,6 +39,12 @@ cudaGraphNode_t add_kernel(cudaGraph_t graph, const void* kernel, dim3 grid, dim
   node_params.kernelParams = params;
   cudaGraphNode_t node;
   MLXCEL_CUDA_CHECK(cudaGraphAddKernelNode(&node, graph, nullptr, 0, &node_params));
+  if (cluster > 0) {
+    cudaLaunchAttributeValue value{};
+    value.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    MLXCEL_CUDA_CHECK(
+        cudaGraphKernelNodeSetAttribute(node, cudaLaunchAttributeClusterDimension, &value));
+  }
   return node;
 }
 
@@ -57,12 +65,13 @@ ChainLaunch::~ChainLaunch() {
 }
 
 void ChainLaunch::submit(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
-                         void** params) {
-  const cudaGraphNode_t node = add_kernel(graph_, kernel, grid, block, shared_bytes, params);
+                         int cluster, void** params) {
+  const cudaGraphNode_t node =
+      add_kernel(graph_, kernel, grid, block, shared_bytes, cluster, params);
   if (last_ != nullptr) {
     MLXCEL_CUDA_CHECK(cudaGraphAddDependencies(graph_, &last_, &node, nullptr, 1));
   }
-  key_ += node_key(kernel);
+  key_ += node_key(cluster_size(kernel, cluster));
   last_ = node;
 }
 
@@ -83,15 +92,15 @@ void EncoderLaunch::declare(const Arrays& inputs, Arrays& outputs, const mx::Str
 }
 
 void EncoderLaunch::submit(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
-                           void** params) {
+                           int cluster, void** params) {
   for (const mx::array& a : reads_) encoder_.set_input_array(a);
   for (const mx::array& a : writes_) encoder_.set_output_array(a);
-  if (cluster_size(kernel) > 0) {
+  if (const int size = cluster_size(kernel, cluster)) {
     cudaGraph_t child;
     MLXCEL_CUDA_CHECK(cudaGraphCreate(&child, 0));
-    add_kernel(child, kernel, grid, block, shared_bytes, params);
+    add_kernel(child, kernel, grid, block, shared_bytes, cluster, params);
     std::string key = "(";
-    key += node_key(kernel);
+    key += node_key(size);
     key += ')';
     encoder_.add_graph_node(child, key, true);
     MLXCEL_CUDA_CHECK(cudaGraphDestroy(child));

@@ -51,7 +51,7 @@ class ChainLaunch final : public Launch {
   void commit(const Arrays& inputs, const Arrays& outputs);
 
  protected:
-  void submit(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+  void submit(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, int cluster,
               void** params) override;
 
  private:
@@ -75,7 +75,7 @@ class EncoderLaunch final : public Launch {
   void declare(const Arrays& inputs, Arrays& outputs, const mx::Stream& stream);
 
  protected:
-  void submit(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+  void submit(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, int cluster,
               void** params) override;
 
  private:

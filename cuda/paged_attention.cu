@@ -38,6 +38,8 @@ decltype(auto) with_head_dim(int head_dim, F&& f) {
 
 const char* name(AttentionKernel kernel) {
   switch (kernel) {
+    case AttentionKernel::decode_sm90:
+      return "decode_sm90";
     case AttentionKernel::decode:
       return "decode";
     case AttentionKernel::ragged:
@@ -51,7 +53,7 @@ const char* name(AttentionKernel kernel) {
 
 /// Every kernel that can serve the launch, best first.
 struct Choices {
-  AttentionConfig at[4];
+  AttentionConfig at[5];
   int count = 0;
   void add(AttentionConfig config) { at[count++] = config; }
 };
@@ -68,11 +70,17 @@ Choices possible(const PagedAttentionParams& p, const DeviceInfo& device) {
       // one starts while the other is busy (2026-11-29, H200: up to 16 % and 2 to 5 % apart).
       const int wanted =
           static_cast<int64_t>(p.num_tiles) * p.num_kv_heads <= device.num_sms ? 8 : 4;
-      const int warps = std::min(
-          wanted, (device.max_shared_bytes - limits.query_bytes[index]) / limits.warp_bytes[index]);
-      if (warps > 0) choices.add({AttentionKernel::decode, tiles, warps});
+      const auto add = [&](AttentionKernel kernel, const AttentionLimits::Decode& bytes) {
+        const int room = device.max_shared_bytes - bytes.other_bytes[index];
+        const int warps = std::min(wanted, room / bytes.warp_bytes[index]);
+        if (warps > 0) choices.add({kernel, tiles, warps});
+      };
+      if (p.page_size >= 8 && limits.has_sm90 && device.arch >= 90) {
+        add(AttentionKernel::decode_sm90, limits.decode_sm90);
+      }
+      add(AttentionKernel::decode, limits.decode);
     }
-    if (rows <= 128 && p.page_size >= 8 && limits.has_sm90 && device.arch == 90) {
+    if (rows <= 128 && p.page_size >= 8 && limits.has_warpgroups && device.arch == 90) {
       choices.add({AttentionKernel::ragged_sm90, 0, 4});
     }
     if (rows <= 128 && limits.ragged_bytes <= device.max_shared_bytes) {
@@ -81,16 +89,6 @@ Choices possible(const PagedAttentionParams& p, const DeviceInfo& device) {
   }
   choices.add({AttentionKernel::simple, 0, kSimpleWarps});
   return choices;
-}
-
-/// The kernel asked for by MLXCEL_EXT_FORCE=paged_attention:<kernel>, or an empty string.
-std::string forced_kernel() {
-  const char* text = std::getenv("MLXCEL_EXT_FORCE");
-  const std::string all = text == nullptr ? "" : text, key = "paged_attention:";
-  const size_t at = all.find(key);
-  if (at == std::string::npos) return "";
-  const size_t begin = at + key.size();
-  return all.substr(begin, all.find(',', begin) - begin);
 }
 
 bool tracing() {
@@ -104,7 +102,8 @@ bool tracing() {
 /// Whether the last block of a query token merges its states, or a second kernel merges those of
 /// all tokens: a block takes longer for many rows than a launch that all multiprocessors share.
 bool merges_in_launch(const PagedAttentionParams& p, const AttentionConfig& config) {
-  return (config.kernel == AttentionKernel::decode || config.kernel == AttentionKernel::simple) &&
+  return (config.kernel == AttentionKernel::decode_sm90 ||
+          config.kernel == AttentionKernel::decode || config.kernel == AttentionKernel::simple) &&
          query_rows(p) <= kMergeRows;
 }
 
@@ -123,16 +122,18 @@ void trace(const PagedAttentionParams& p, const AttentionConfig& config) {
 
 std::ostream& operator<<(std::ostream& out, const AttentionConfig& config) {
   out << name(config.kernel);
-  if (config.kernel == AttentionKernel::decode) {
+  if (config.kernel == AttentionKernel::decode || config.kernel == AttentionKernel::decode_sm90) {
     out << " columns " << 8 * config.column_tiles << " warps " << config.warps;
+    if (config.cluster > 1) out << " cluster " << config.cluster;
   }
   return out;
 }
 
-AttentionConfig choose_attention(const PagedAttentionParams& params, const DeviceInfo& device) {
+AttentionConfig choose_attention(const PagedAttentionParams& params, bool whole,
+                                 const DeviceInfo& device) {
   const Choices choices = possible(params, device);
   AttentionConfig config = choices.at[0];
-  static const std::string forced = forced_kernel();
+  static const std::string forced = forced_kernel("paged_attention");
   if (!forced.empty()) {
     const auto* end = choices.at + choices.count;
     const auto* it = std::find_if(
@@ -143,6 +144,13 @@ AttentionConfig choose_attention(const PagedAttentionParams& params, const Devic
     }
     config = *it;
   }
+  if (whole && config.kernel == AttentionKernel::decode_sm90 && config.column_tiles == 1 &&
+      params.chunks_each > 1 && params.chunks_each <= device.max_cluster) {
+    config.cluster = with_head_dim(params.head_dim, [&]<int D>() {
+      return params.dtype == FloatType::f16 ? decode_cluster<f16, D>(config, params, device)
+                                            : decode_cluster<bf16, D>(config, params, device);
+    });
+  }
   if (tracing()) trace(params, config);
   return config;
 }
@@ -150,7 +158,8 @@ AttentionConfig choose_attention(const PagedAttentionParams& params, const Devic
 void launch_paged_attention(const PagedAttentionParams& params, const AttentionArrays& inputs,
                             Launch& launch) {
   if (params.num_tiles == 0) return;
-  const AttentionConfig config = choose_attention(params, device_info());
+  const bool whole = inputs.out != nullptr;
+  const AttentionConfig config = choose_attention(params, whole, device_info());
   AttentionArrays arrays = inputs;
   // K and V of up to a few times the L2 cache stream past it: what it holds (dirty lines too, which
   // would have to be written back first) stays. Above, that costs 3 % of the bandwidth instead
@@ -159,7 +168,7 @@ void launch_paged_attention(const PagedAttentionParams& params, const AttentionA
                            params.num_kv_heads * params.head_dim * 4;
   arrays.evict_first =
       params.has_token_order || kv_bytes <= int64_t{6} * device_info().l2_bytes ? 1 : 0;
-  const bool merged = params.num_partials > 0 && arrays.out != nullptr;
+  const bool merged = params.num_partials > 0 && whole && config.cluster == 1;
   if (!merges_in_launch(params, config)) arrays.counters = nullptr;
   if (config.kernel == AttentionKernel::simple) {
     dispatch(params.dtype, [&](auto type) {

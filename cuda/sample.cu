@@ -23,16 +23,19 @@ void launch_sample(const SampleParams& params, const void* logits, const SampleR
     case SampleWork::greedy:
     case SampleWork::temperature:
       if (cluster == 0) cluster = cluster_for(params.batch, params.vocab, sms * 9 / 10);
-      return with_cluster_or_block(cluster,
-                                   [&](auto size) { run(draw_kernel<size>, size, 0, -1); });
+      return with_cluster(
+          cluster, [&](auto size) { run(draw_kernel<size>, size, sizeof(DrawShared<size>), 100); });
     case SampleWork::top_k:
       if (cluster == 0) cluster = cluster_for(params.batch, params.vocab, sms * 9 / 10);
-      return with_cluster_or_block(cluster,
-                                   [&](auto size) { run(top_k_kernel<size>, size, 0, 50); });
-    case SampleWork::filters:
-      if (cluster == 0) cluster = held_cluster(params.batch, params.vocab);
       return with_cluster(cluster, [&](auto size) {
-        run(filter_kernel<size>, size, sizeof(ListShared<size>) + held_bytes<size>(params.vocab),
+        run(top_k_kernel<size>, size, sizeof(TopKShared<size>), 100);
+      });
+    case SampleWork::filters:
+      if (cluster == 0) {
+        cluster = held_cluster(params.batch, params.vocab, sizeof(ListShared<16>));
+      }
+      return with_cluster(cluster, [&](auto size) {
+        run(filter_kernel<size>, size, sizeof(ListShared<size>) + held_bytes(size, params.vocab),
             100);
       });
   }

@@ -13,7 +13,9 @@ void launch_chain_speculative_sample(const ChainParams& params, const int32_t* d
                                      Launch& launch, int cluster) {
   if (params.batch == 0) return;
   if (cluster == 0) {
-    cluster = std::max(2, cluster_for(params.batch, params.vocab, device_info().num_sms));
+    const DeviceInfo& device = device_info();
+    cluster = std::max(cluster_for(params.batch, params.vocab, device.num_sms),
+                       std::min(2, device.max_cluster));
   }
   with_cluster(cluster, [&](auto size) {
     constexpr int C = decltype(size)::value;

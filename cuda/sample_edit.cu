@@ -8,7 +8,7 @@ void launch_edit_logits(const EditLogitsParams& params, const void* logits, cons
                         const int32_t* bias_ids, const float* bias_values, const uint32_t* counts,
                         const uint32_t* masks, float* out, Launch& launch) {
   if (params.batch == 0) return;
-  const dim3 grid((params.vocab + kEditTile - 1) / kEditTile, params.batch);
+  const dim3 grid(params.batch, (params.vocab + kEditTile - 1) / kEditTile);
   dispatch(params.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     launch(edit_logits_kernel<T>, grid, kEditThreads, 0, params, static_cast<const T*>(logits),

@@ -19,7 +19,7 @@ bin=$PWD/$venv/bin
 "$bin/pip" install -q --upgrade pip
 
 stage "build a wheel, install it"
-"$bin/pip" wheel -q --no-deps -w build/dist . -C cmake.define.MLXCEL_WERROR=ON
+"$bin/pip" wheel -q --no-deps -w build/dist . -C cmake.define.MLXCEL_WERROR=ON -C cmake.define.MLXCEL_CUDA_ARCHS=90a
 wheel=$(ls build/dist/mlxcel_ext-*.whl)
 "$bin/pip" install -q "mlxcel-ext[cpu,dev] @ file://$PWD/$wheel" -r tests/requirements.txt
 "$bin/python" -m mlxcel_ext info

@@ -84,7 +84,7 @@ void bind_runtime(nb::module_& m) {
       "collapse_into_huge_pages",
       [](const Arrays& arrays) {
         std::vector<MemoryRange> ranges;
-        for (const mx::array& a : arrays) ranges.push_back({a.data<void>(), a.nbytes()});
+        for (mx::array a : arrays) ranges.push_back({a.data<void>(), a.nbytes()});
         collapse_into_huge_pages(ranges);
       },
       "arrays"_a, "See mlxcel_ext.ops.memory; the arrays are evaluated ones of the CPU.");
@@ -93,8 +93,13 @@ void bind_runtime(nb::module_& m) {
       [](const std::vector<int>& shape, mx::Dtype dtype) {
         mx::array a(mx::Shape(shape.begin(), shape.end()), dtype, nullptr, {});
         a.set_data(mx::allocator::malloc(a.nbytes()));
-        prefer_huge_pages({a.data<void>(), a.nbytes()});
-        std::memset(a.data<void>(), 0, a.nbytes());
+        const MemoryRange range{a.data<void>(), a.nbytes()};
+        prefer_huge_pages(range);
+        if (mx::is_available(mx::Device::gpu)) {  // then MLX's memory may not come from malloc
+          std::memset(range.begin, 0, range.bytes);
+        } else {
+          zero_lazily(range);
+        }
         a.set_status(mx::array::Status::available);
         return a;
       },

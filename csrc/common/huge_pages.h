@@ -6,7 +6,7 @@
 namespace mlxcel {
 
 struct MemoryRange {
-  const void* begin;
+  void* begin;
   size_t bytes;
 };
 
@@ -19,5 +19,8 @@ void prefer_huge_pages(MemoryRange range);
 /// Moves memory that has been written to into huge pages, where the ranges fill most of one. Linux
 /// 6.1 and later.
 void collapse_into_huge_pages(std::span<const MemoryRange> ranges);
+
+/// Fills memory from malloc with zeros. On Linux whole pages stay unmapped until they are used.
+void zero_lazily(MemoryRange range);
 
 }  // namespace mlxcel

@@ -174,21 +174,34 @@ void set_num_threads(int n) {
 }
 
 namespace detail {
+namespace {
+
+int threads_for(size_t ranges) {
+  return inside_parallel ? 1 : static_cast<int>(std::min<size_t>(num_threads(), ranges));
+}
+
+void run(size_t n, size_t step, int threads, Body body, void* context) {
+  Job job{body, context, n, step, {}, {}, {}};
+  Pool::instance().run(job, threads - 1);
+  if (job.error) std::rethrow_exception(job.error);
+}
+
+}  // namespace
 
 void parallel_for(size_t n, size_t grain, Body body, void* context) {
   if (n == 0) return;
   grain = std::max<size_t>(grain, 1);
-  const size_t most = (n + grain - 1) / grain;
-  const int threads = inside_parallel ? 1 : static_cast<int>(std::min<size_t>(num_threads(), most));
-  if (threads == 1) {
-    body(context, 0, n);
-    return;
-  }
+  const int threads = threads_for((n + grain - 1) / grain);
+  if (threads == 1) return body(context, 0, n);
   // Four ranges a thread even out unequal work and stolen time slices.
-  const size_t step = std::max(grain, (n + 4 * threads - 1) / (4 * threads));
-  Job job{body, context, n, step, {}, {}, {}};
-  Pool::instance().run(job, threads - 1);
-  if (job.error) std::rethrow_exception(job.error);
+  run(n, std::max(grain, (n + 4 * threads - 1) / (4 * threads)), threads, body, context);
+}
+
+void parallel_tasks(size_t n, Body body, void* context) {
+  if (n == 0) return;
+  const int threads = threads_for(n);
+  if (threads == 1) return body(context, 0, n);
+  run(n, 1, threads, body, context);
 }
 
 }  // namespace detail

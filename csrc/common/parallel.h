@@ -26,6 +26,7 @@ class KeepAwake {
 namespace detail {
 using Body = void (*)(void* context, size_t begin, size_t end);
 void parallel_for(size_t n, size_t grain, Body body, void* context);
+void parallel_tasks(size_t n, Body body, void* context);
 }  // namespace detail
 
 /// Calls fn(begin, end) over disjoint ranges that cover [0, n); ranges hold at least `grain` items.
@@ -36,6 +37,17 @@ template <class Fn>
 void parallel_for(size_t n, size_t grain, Fn&& fn) {
   detail::parallel_for(
       n, grain,
+      [](void* context, size_t begin, size_t end) {
+        (*static_cast<std::remove_reference_t<Fn>*>(context))(begin, end);
+      },
+      const_cast<void*>(static_cast<const void*>(&fn)));
+}
+
+/// The same for items that take very different times: each is a range of its own.
+template <class Fn>
+void parallel_tasks(size_t n, Fn&& fn) {
+  detail::parallel_tasks(
+      n,
       [](void* context, size_t begin, size_t end) {
         (*static_cast<std::remove_reference_t<Fn>*>(context))(begin, end);
       },

@@ -57,16 +57,28 @@ void check_layer(DecoderLayer& layer, const DecoderStack::Weights& w, mx::Dtype 
   }
 }
 
-Arrays arrays_of(const DecoderLayer& layer) {
-  Arrays arrays{layer.input_norm, layer.post_norm};
-  if (layer.q_norm) arrays.insert(arrays.end(), {*layer.q_norm, *layer.k_norm});
-  for (const auto* parts : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
-    for (const StackLinear& part : *parts) {
-      arrays.insert(arrays.end(), part.arrays.begin(), part.arrays.end());
-      if (part.bias) arrays.push_back(*part.bias);
+/// Calls f(name, array) for each weight.
+template <class F>
+void for_each_weight(const DecoderStack::Weights& w, const F& f) {
+  f("final_norm", w.final_norm);
+  f("inv_freq", w.inv_freq);
+  for (const DecoderLayer& layer : w.layers) {
+    f("input_norm", layer.input_norm);
+    f("post_norm", layer.post_norm);
+    if (layer.q_norm) {
+      f("q_norm", *layer.q_norm);
+      f("k_norm", *layer.k_norm);
+    }
+    for (const auto& [name, parts] : {std::pair{"qkv", &layer.qkv},
+                                      {"output", &layer.output},
+                                      {"gate_up", &layer.gate_up},
+                                      {"down", &layer.down}}) {
+      for (const StackLinear& part : *parts) {
+        for (const mx::array& a : part.arrays) f(name, a);
+        if (part.bias) f(name, *part.bias);
+      }
     }
   }
-  return arrays;
 }
 
 RopeAppendParams rope_params(const PagedAttentionParams& attention, const DecoderStack::Weights& w,
@@ -103,13 +115,16 @@ DecoderStack::DecoderStack(std::vector<DecoderLayer> layers, const mx::array& fi
     fail(kOp, "inv_freq must have at most head_dim / 2 = ", shape.head_dim / 2, " elements, got ",
          inv_freq.shape(0), ".");
   }
-  Arrays all{final_norm, inv_freq};
-  for (DecoderLayer& layer : w.layers) {
-    check_layer(layer, w, final_norm.dtype());
-    const Arrays arrays = arrays_of(layer);
-    all.insert(all.end(), arrays.begin(), arrays.end());
-  }
-  mx::eval(all);  // kernels read the buffers without a graph
+  for (DecoderLayer& layer : w.layers) check_layer(layer, w, final_norm.dtype());
+  Arrays all;
+  for_each_weight(w, [&](const char*, const mx::array& a) { all.push_back(a); });
+  mx::eval(all);  // kernels read the buffers without a graph, as rows one behind the other
+  for_each_weight(w, [](const char* name, const mx::array& a) {
+    if (!a.flags().row_contiguous) {
+      fail(kOp, name, " must be row-contiguous (mx.contiguous), got shape ", a.shape(),
+           " with strides ", a.strides(), ".");
+    }
+  });
   weights_ = std::make_shared<const Weights>(std::move(w));
 }
 
@@ -135,6 +150,10 @@ Arrays DecoderStack::operator()(const mx::array& hidden, const Arrays& k_pages,
   if (logit_rows) {
     check_ndim(kOp, "logit_rows", *logit_rows, 1, "[rows]");
     check_dtype(kOp, "logit_rows", *logit_rows, mx::int32);
+    if (logit_rows->shape(0) > tokens) {
+      fail(kOp, "logit_rows must have at most ", tokens, " rows, one a token, got ",
+           logit_rows->shape(0), ".");
+    }
   }
   for (size_t i = 0; i < k_pages.size(); ++i) {
     pool_layout(kOp, k_pages[i], v_pages[i], "NHD");

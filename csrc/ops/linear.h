@@ -18,7 +18,8 @@ namespace mlxcel {
 /// weight (n, k)    f32|f16|bf16, a type of its own
 /// bias   (n)       f32|f16|bf16, optional
 /// Returns (..., n) of the dtype of x. Weights are widened to f32 on the fly, never as a whole;
-/// sums are f32, in an order that depends on k alone: a row of x gives the same bits in any batch.
+/// sums are f32; on the CPU in an order that depends on k alone: a row of x gives the same bits in
+/// any batch.
 /// Throws std::invalid_argument on a shape or dtype mismatch.
 mx::array linear(const mx::array& x, const mx::array& weight,
                  const std::optional<mx::array>& bias = std::nullopt, mx::StreamOrDevice s = {});

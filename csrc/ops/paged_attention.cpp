@@ -96,7 +96,7 @@ PagedAttentionParams attention_params(const char* op, const mx::array& q, const 
   p.num_partials = tiles.num_partials;
   p.batch_invariant = tiles.batch_invariant ? 1 : 0;
   p.max_q_len = tiles.max_q_len;
-  p.max_chunks = tiles.max_chunks;
+  p.chunks_each = tiles.chunks_each;
   p.window_left = options.window_left;
   p.causal = options.causal ? 1 : 0;
   p.sm_scale_log2 = static_cast<float>(options.sm_scale * 1.4426950408889634);

@@ -29,7 +29,7 @@ struct AttentionTiles {
   int num_partials;
   bool batch_invariant;  // of plan_attention
   int max_q_len;
-  int max_chunks;
+  int chunks_each;  // of the plan
 };
 
 struct AttentionOptions {

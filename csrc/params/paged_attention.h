@@ -43,13 +43,14 @@ struct PagedAttentionParams {
   int32_t num_partials;  // rows of the partial buffers; 0 where every tile writes the output itself
   int32_t batch_invariant;  // 1: the bits of a row depend on its own request and position alone
   int32_t max_q_len;        // the largest tile.q_len
-  int32_t max_chunks;       // the most tiles of one query token
-  int32_t window_left;      // tokens to the left of a query's own that it sees, -1: all
-  int32_t causal;           // 0 or 1; query i of qo_len sees kv_len - qo_len + i + 1 tokens
-  float sm_scale_log2;      // sm_scale * log2(e)
-  float logits_soft_cap;    // cap * tanh(logit / cap), 0: off
-  FloatType dtype;          // of q, pools and output
-  int32_t has_qo_indptr;    // 0: one query token a request
+  int32_t chunks_each;    // all query tokens have so many tiles, which are neighbours in the list,
+                          // in the order of chunks, and all run at once; 0: not so
+  int32_t window_left;    // tokens to the left of a query's own that it sees, -1: all
+  int32_t causal;         // 0 or 1; query i of qo_len sees kv_len - qo_len + i + 1 tokens
+  float sm_scale_log2;    // sm_scale * log2(e)
+  float logits_soft_cap;  // cap * tanh(logit / cap), 0: off
+  FloatType dtype;        // of q, pools and output
+  int32_t has_qo_indptr;  // 0: one query token a request
   int32_t has_sinks;
   int32_t has_first_page_offset;
   int32_t has_token_order;  // some tiles are shared

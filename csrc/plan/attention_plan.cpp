@@ -106,6 +106,30 @@ float choose_shared_chunk(const std::vector<Load>& loads, size_t shared, const P
   return std::max(least, count_tiles(spans, low) <= room ? low : high);
 }
 
+/// How many chunks all requests are cut into, where the longest is and one round has room for that:
+/// the kernel merges so many without a detour through memory, so they may be shorter. 0: there is
+/// no such number, or too few chunks for a request so long.
+int32_t equal_chunks(const std::vector<Load>& loads, const PlanTarget& target,
+                     int32_t num_kv_heads) {
+  if (loads.empty() || target.max_cluster == 0) return 0;
+  PlanTarget finer = target;
+  finer.min_chunk_tokens /= 2;
+  float longest = 0;
+  int64_t tiles = 0;
+  for (const Load& load : loads) {
+    longest = std::max(longest, load.cost);
+    tiles += load.tiles;
+  }
+  const int64_t room = target.slots / (std::max<int64_t>(tiles, 1) * num_kv_heads);
+  if (room < 2) return 0;
+  auto chunks = static_cast<int32_t>(std::ceil(longest / choose_chunk(loads, finer, num_kv_heads)));
+  if (chunks > target.max_cluster) {
+    if (longest > static_cast<float>(4 * target.min_chunk_tokens * target.max_cluster)) return 0;
+    chunks = target.max_cluster;
+  }
+  return chunks > 1 && chunks <= room ? chunks : 0;
+}
+
 /// Orders tiles by cost, the most expensive first, so that the last worker to finish holds a short
 /// one. 64 buckets: a counting sort is stable, linear, and exact enough.
 std::vector<AttentionTile> longest_first(const std::vector<AttentionTile>& tiles,
@@ -126,13 +150,15 @@ std::vector<AttentionTile> longest_first(const std::vector<AttentionTile>& tiles
 class Builder {
  public:
   Builder(const AttentionProblem& problem, const PlanTarget& target, const CascadeLevels& levels,
-          float chunk, int32_t tile_tokens)
+          float chunk, int32_t chunks_each, int32_t tile_tokens)
       : p_(problem),
         target_(target),
         levels_(levels),
         chunk_(chunk),
         tile_tokens_(tile_tokens),
-        shared_(problem.batch) {}
+        shared_(problem.batch) {
+    plan_.chunks_each = chunks_each;
+  }
 
   void reserve(size_t tiles, size_t num_q) {
     plan_.tiles.reserve(tiles);
@@ -186,7 +212,9 @@ class Builder {
   AttentionPlan finish() {
     plan_.merge_indptr.push_back(plan_.num_partials);
     plan_.token_order = levels_.token_order;
-    if (!costs_.empty()) plan_.tiles = longest_first(plan_.tiles, costs_);
+    if (!costs_.empty() && plan_.chunks_each == 0) {
+      plan_.tiles = longest_first(plan_.tiles, costs_);
+    }
     return std::move(plan_);
   }
 
@@ -222,12 +250,12 @@ class Builder {
   /// Cuts pages [begin, end), of which each KV token costs w, into one chunk or more.
   Chunks cut(int32_t begin, int32_t end, float w) const {
     const int32_t pages = end - begin;
-    int32_t count = 1;
+    int32_t count = std::max(1, plan_.chunks_each);
     if (p_.batch_invariant) {
       for (int32_t at = fixed_chunk_after(p_, target_, begin); at < end; ++count) {
         at = fixed_chunk_after(p_, target_, at);
       }
-    } else if (pages > 1) {
+    } else if (pages > 1 && plan_.chunks_each == 0) {
       const float cost = static_cast<float>(pages) * static_cast<float>(p_.page_size) * w;
       count = std::clamp(static_cast<int32_t>(std::ceil(cost / chunk_)), 1, pages);
     }
@@ -365,7 +393,12 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& 
       chunk = choose_chunk(loads, kernel, problem.num_kv_heads);
     }
   }
-  Builder builder(problem, target, levels, chunk, tile_tokens);
+  int32_t chunks_each = 0;
+  if (levels.spans.empty() && !problem.batch_invariant && !problem.partial &&
+      most_tokens * problem.group_size <= target.small_rows) {
+    chunks_each = equal_chunks(loads, target, problem.num_kv_heads);
+  }
+  Builder builder(problem, target, levels, chunk, chunks_each, tile_tokens);
   size_t tiles = 0;
   for (const Load& load : loads) {
     tiles += load.tiles * static_cast<size_t>(1.0f + load.cost / std::max(chunk, 1.0f));

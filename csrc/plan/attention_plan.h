@@ -18,6 +18,8 @@ struct PlanTarget {
   int32_t invariant_chunk_tokens;  // longest chunk where batch_invariant is asked for
   int32_t small_rows = 0;          // a launch with a tile of more query rows has another kernel, of
   int32_t large_slots = 0;         // which this many run at once; 0: `slots`, whatever the tiles
+  int32_t max_cluster = 0;  // the most chunks of a token that the kernel merges by itself, where
+                            // all have as many
 };
 
 /// Page counts, not token counts: a plan stays valid while the page counts do.
@@ -63,6 +65,7 @@ struct AttentionPlan {
   int32_t num_groups = 0;
   int32_t max_q_len = 0;
   int32_t max_chunks = 0;    // tiles that share one query token
+  int32_t chunks_each = 0;   // PagedAttentionParams::chunks_each
   int64_t chunk_tokens = 0;  // longest chunk of a decode tile, before clipping
 };
 

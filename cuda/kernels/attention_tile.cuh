@@ -64,6 +64,16 @@ struct TileView {
     return (known ? first_partial : __ldg(a.merge_indptr + token(i))) + tile.chunk;
   }
 
+  /// First slot of the blocks of `keys` slots that the tile's are taken in. Blocks are aligned to
+  /// the span's first page, for aligned copies.
+  __device__ __forceinline__ int origin(const PagedAttentionParams& p, int keys) const {
+    const int span = tile.page_begin * p.page_size;
+    return span + max(begin - span, 0) / keys * keys;
+  }
+  __device__ __forceinline__ int blocks(int origin, int keys) const {
+    return end > begin ? (end - origin + keys - 1) / keys : 0;
+  }
+
   /// Slots [first_slot, end_slot) that query token i of the tile sees.
   __device__ __forceinline__ int first_slot(int i) const {
     return window >= 0 ? max(begin, position + i - window) : begin;

@@ -45,9 +45,8 @@ struct PagedRagged {
         page_shift(page_shift_of(p)),
         query(shared_address(shared)),
         ring(shared_address(shared) + kQueryBytes) {
-    const int span = view.tile.page_begin * p.page_size;
-    origin = span + max(view.begin - span, 0) / Keys * Keys;
-    blocks = view.end > view.begin ? (view.end - origin + Keys - 1) / Keys : 0;
+    origin = view.origin(p, Keys);
+    blocks = view.blocks(origin, Keys);
     const int first_row = warp * 16 * RowTiles, last_row = first_row + 16 * RowTiles - 1;
     warp_end = first_row < rows ? view.end_slot(p, min(last_row, rows - 1) / group) : INT_MIN;
   }

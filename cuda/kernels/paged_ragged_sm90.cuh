@@ -50,9 +50,8 @@ struct PagedRaggedSm90 {
         page_shift(page_shift_of(p)),
         base((shared_address(shared) + kAlignment - 1) / kAlignment * kAlignment),
         barriers(shared_address(barriers)) {
-    const int span = view.tile.page_begin * p.page_size;
-    origin = span + max(view.begin - span, 0) / kKeys * kKeys;
-    blocks = view.end > view.begin ? (view.end - origin + kKeys - 1) / kKeys : 0;
+    origin = view.origin(p, kKeys);
+    blocks = view.blocks(origin, kKeys);
   }
 
   // Two stages of K and of V, and a barrier each.
@@ -180,7 +179,7 @@ struct PagedRaggedSm90 {
       __syncthreads();
       found = take_out_nonfinite<T, D, kKeys, Rows, 4 * kWarp>(values_of(block), threadIdx.x);
     }
-    fence_shared_for_wgmma();
+    fence_shared_proxy();
     __syncthreads();
     return found;
   }
@@ -214,7 +213,7 @@ struct PagedRaggedSm90 {
     if (blocks > 1) copy(k_map, 1, page_v, keys_of(1), keys_there(1));
     load_query();
     copy_async_wait<0>();
-    fence_shared_for_wgmma();
+    fence_shared_proxy();
     __syncthreads();
 
     const LogitScale<> logit(p);

@@ -43,7 +43,7 @@ template <int C>
 __device__ __forceinline__ Leader draw_weights(RowCluster<C>& cluster, const float* target,
                                                const float* draft, int vocab,
                                                const PhiloxKey& key) {
-  const int tiles = tiles_per_block<C>(vocab);
+  const int tiles = tiles_per_block(C, vocab);
   const int first = cluster.rank() * kTile + 4 * static_cast<int>(threadIdx.x);
   const bool wide = vocab % 4 == 0;  // then every row starts at a multiple of 16 bytes
   const Logits p{target, FloatType::f32, wide}, q{draft, FloatType::f32, wide};
@@ -77,7 +77,7 @@ __device__ __forceinline__ Leader draw_weights(RowCluster<C>& cluster, const flo
 }
 
 template <int C>
-__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads, 2)
+__global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, 2)
     chain_kernel(ChainParams params, const int32_t* __restrict__ draft_ids,
                  const float* __restrict__ draft_probs, const float* __restrict__ target_probs,
                  const ChainRow* __restrict__ rows, int32_t* ids, int32_t* num_accepted) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/cluster.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/types.cuh"
 
@@ -12,12 +13,17 @@ namespace mlxcel::cuda {
 
 constexpr int kRowThreads = 512;
 constexpr int kRowWarps = kRowThreads / kWarp;
+/// Of such blocks a multiprocessor holds at most these: it has 2,048 threads, on sm_120 1,536.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kMostRowBlocks = 3;
+#else
+constexpr int kMostRowBlocks = 4;
+#endif
 constexpr int kTile = 4 * kRowThreads;  // tokens that a block takes at a time
 
 /// Tiles go round the blocks, so that a row whose large values lie together is still shared.
-template <int C>
-__host__ __device__ constexpr int tiles_per_block(int vocab) {
-  return (vocab + C * kTile - 1) / (C * kTile);
+__host__ __device__ constexpr int tiles_per_block(int blocks, int vocab) {
+  return (vocab + blocks * kTile - 1) / (blocks * kTile);
 }
 
 /// What a warp contributes to an exchange.
@@ -61,32 +67,22 @@ struct alignas(16) ExchangeSlots {
   uint64_t arrived;  // of what `send` sends
 };
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
-/// Address of the same shared variable in another block of the cluster.
-__device__ __forceinline__ uint32_t remote_address(uint32_t address, int block) {
-  uint32_t remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
-  return remote;
-}
-
 template <int C>
 class RowCluster {
  public:
   static constexpr int kWarps = C * kRowWarps;
 
   __device__ __forceinline__ explicit RowCluster(ExchangeSlots<C>& slots) : slots_(slots) {
-    if constexpr (C > 1) {
+    if constexpr (C > 1 && !kHasClusters) __trap();
+    if constexpr (kShared) {
       if (threadIdx.x == 0) {
         for (const uint64_t* barrier : {&slots_.barrier[0], &slots_.barrier[1], &slots_.arrived}) {
-          asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)));
+          barrier_init(shared_address(barrier), 1);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barrier_init_fence();
       }
       // The other blocks' barriers are known to be there by the first exchange.
-      asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+      cluster_arrive();
     }
   }
 
@@ -101,26 +97,27 @@ class RowCluster {
   /// also makes what a block wrote to its own shared memory before it visible to the block.
   __device__ __forceinline__ const Packet* exchange(const Packet& mine) {
     const int parity = exchanges_ % 2, lane = threadIdx.x % kWarp;
-    if constexpr (C == 1) {
+    if constexpr (!kShared) {
       if (lane == 0) slots_.packet[parity][warp()] = mine;
       __syncthreads();
     } else {
-      if (exchanges_ == 0) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+      if (exchanges_ == 0) cluster_wait();
       const uint32_t barrier = shared_address(&slots_.barrier[parity]);
-      if (threadIdx.x == 0) expect(barrier, sizeof(Packet) * kWarps);
+      if (threadIdx.x == 0) barrier_expect(barrier, sizeof(Packet) * kWarps);
       if (lane < C) {
         const uint32_t slot = shared_address(&slots_.packet[parity][warp()]);
-        asm volatile(
-            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, "
-            "%4}, [%5];" ::"r"(remote_address(slot, lane)),
-            "r"(mine.word[0]), "r"(mine.word[1]), "r"(mine.word[2]), "r"(mine.word[3]),
-            "r"(remote_address(barrier, lane))
-            : "memory");
+        store_remote_16(lane, slot, mine.word, barrier);
       }
-      await(barrier, exchanges_ / 2 % 2);
+      barrier_wait(barrier, exchanges_ / 2 % 2);
     }
     ++exchanges_;
     return slots_.packet[parity];
+  }
+
+  /// The packet of one of the warps; zeros past the last one, as in a cluster of a single block,
+  /// which has fewer warps than a warp has lanes.
+  __device__ __forceinline__ static Packet packet_of(const Packet* packets, int warp) {
+    return warp < kWarps ? packets[warp] : Packet{};
   }
 
   /// The packets of the last exchange.
@@ -150,54 +147,43 @@ class RowCluster {
     uint32_t all = 0;
 #pragma unroll
     for (int i = 0; i < kWarps; i += kWarp) {
-      all += lane + i < kWarps ? packets[lane + i].word[0] : 0;
+      all += packet_of(packets, lane + i).word[0];
     }
     return static_cast<int>(__reduce_add_sync(0xffffffffu, all));
+  }
+
+  /// The largest of the blocks' values, none of them NaN; a block's threads have the same.
+  __device__ __forceinline__ float max(float value) {
+    const Packet* packets = exchange({{__float_as_uint(value), 0, 0, 0}});
+    for (int block = 0; block < C; ++block) {
+      value = fmaxf(value, __uint_as_float(packets[block * kRowWarps].word[0]));
+    }
+    return value;
   }
 
   /// Writes 8 bytes to a shared address of rank 0's block, as given for the caller's own. A cluster
   /// sends once, to one receiver, after an exchange.
   __device__ __forceinline__ void send(uint32_t address, uint64_t value) {
-    if constexpr (C == 1) {
+    if constexpr (!kShared) {
       asm volatile("st.shared.b64 [%0], %1;" ::"r"(address), "l"(value) : "memory");
     } else {
-      asm volatile(
-          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(
-              remote_address(address, 0)),
-          "l"(value), "r"(remote_address(shared_address(&slots_.arrived), 0))
-          : "memory");
+      store_remote_8(0, address, value, shared_address(&slots_.arrived));
     }
   }
 
   /// Waits, in rank 0's block, for the `count` values that the cluster sends.
   __device__ __forceinline__ void receive(int count) {
-    if constexpr (C == 1) {
+    if constexpr (!kShared) {
       __syncthreads();
     } else {
       const uint32_t barrier = shared_address(&slots_.arrived);
-      if (threadIdx.x == 0) expect(barrier, 8 * count);
-      await(barrier, 0);
+      if (threadIdx.x == 0) barrier_expect(barrier, 8 * count);
+      barrier_wait(barrier, 0);
     }
   }
 
  private:
-  __device__ static __forceinline__ void expect(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-  }
-  __device__ static __forceinline__ void await(uint32_t barrier, uint32_t phase) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "WAIT:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra.uni DONE;\n"
-        "bra.uni WAIT;\n"
-        "DONE:\n"
-        "}" ::"r"(barrier),
-        "r"(phase)
-        : "memory");
-  }
+  static constexpr bool kShared = C > 1 && kHasClusters;
 
   ExchangeSlots<C>& slots_;
   uint32_t exchanges_ = 0;
@@ -238,9 +224,8 @@ struct Logits {
   }
 };
 
-/// Reads the calling thread's tokens of a row, kBatch tiles at a time. With kAhead the next batch
-/// is on its way meanwhile: for kernels with few threads to hide the latency.
-template <int C, int kBatch, bool kAhead = false>
+/// Reads the calling thread's tokens of a row, kBatch tiles at a time.
+template <int C, int kBatch>
 class RowReader {
  public:
   /// Starts to load: what the caller reads next has its latency hidden by this, and the other way
@@ -253,28 +238,16 @@ class RowReader {
     load(0);
   }
 
-  /// Largest value of the first batch, NaN left out.
-  __device__ __forceinline__ float first_max() const {
-    float max = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < 4 * kBatch; ++i) max = fmaxf(max, quads_[i / 4].at[i % 4]);
-    return max;
-  }
-
   /// Calls fn(tile, index of the first of four tokens, the four), in order of index. Once.
   template <class Fn>
   __device__ __forceinline__ void for_quads(Fn fn) {
-    const int tiles = tiles_per_block<C>(vocab_);
+    const int tiles = tiles_per_block(C, vocab_);
 #pragma unroll 1
     for (int t = 0; t < tiles; t += kBatch) {
-      if (!kAhead && t > 0) load(t);
-      Quad now[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) now[i] = quads_[i];
-      if (kAhead && t + kBatch < tiles) load(t + kBatch);
+      if (t > 0) load(t);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (t + i < tiles) fn(t + i, (t + i) * C * kTile + first_, now[i]);
+        if (t + i < tiles) fn(t + i, (t + i) * C * kTile + first_, quads_[i]);
       }
     }
   }
@@ -302,6 +275,122 @@ class RowReader {
   int first_;
   int64_t begin_;
   Quad quads_[kBatch];
+};
+
+/// Four tokens of each thread for each of the tiles that are on their way.
+struct alignas(16) TileRing {
+  static constexpr int kDepth = 4;
+  float4 quad[kDepth][kRowThreads];
+};
+
+/// Streams the calling thread's tokens of a row through shared memory, TileRing::kDepth tiles
+/// ahead. Each thread reads only what it asked for itself, so that no barrier is needed.
+template <int C>
+class RowStream {
+ public:
+  /// Starts to load.
+  __device__ __forceinline__ RowStream(TileRing& ring, const Logits& logits, int row, int vocab,
+                                       int rank)
+      : logits_(logits),
+        vocab_(vocab),
+        first_(rank * kTile + 4 * static_cast<int>(threadIdx.x)),
+        tiles_(tiles_per_block(C, vocab)),
+        begin_(static_cast<int64_t>(row) * vocab),
+        ring_(&ring.quad[0][threadIdx.x]),
+        address_(shared_address(ring_)) {
+    with_type([&](auto type) {
+#pragma unroll 1
+      for (int tile = 0; tile < TileRing::kDepth; ++tile) ask<decltype(type)>(tile, tile);
+    });
+  }
+
+  /// Largest value of the first tiles, NaN left out.
+  __device__ __forceinline__ float first_max() const {
+    float max = -INFINITY;
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    with_type([&](auto type) {
+#pragma unroll 1
+      for (int tile = 0; tile < min(TileRing::kDepth, tiles_); ++tile) {
+        const Quad q = take<decltype(type)>(tile);
+        max = fmaxf(max, fmaxf(fmaxf(q.at[0], q.at[1]), fmaxf(q.at[2], q.at[3])));
+      }
+    });
+    return max;
+  }
+
+  /// Calls fn(index of the first of four tokens, the four), in order of index, and between() when
+  /// the ring has gone round. Once.
+  template <class Fn, class Between>
+  __device__ __forceinline__ void for_quads(Fn fn, Between between) {
+    with_type([&](auto type) {
+      int slot = 0;
+#pragma unroll 1
+      for (int tile = 0; tile < tiles_; ++tile) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(TileRing::kDepth - 1) : "memory");
+        fn(tile * C * kTile + first_, take<decltype(type)>(slot));
+        ask<decltype(type)>(tile + TileRing::kDepth, slot);
+        if (++slot == TileRing::kDepth) {
+          slot = 0;
+          between();
+        }
+      }
+    });
+  }
+  template <class Fn>
+  __device__ __forceinline__ void for_quads(Fn fn) {
+    for_quads(fn, [] {});
+  }
+
+ private:
+  /// The branch on the type is outside the loops.
+  template <class Fn>
+  __device__ __forceinline__ void with_type(Fn fn) const {
+    if (logits_.dtype == FloatType::f32)
+      fn(float{});
+    else if (logits_.dtype == FloatType::bf16)
+      fn(bf16{});
+    else
+      fn(f16{});
+  }
+
+  template <class T>
+  __device__ __forceinline__ Quad take(int slot) const {
+    const Vec<T, 4> v = load_vec<T, 4>(reinterpret_cast<const T*>(ring_ + slot * kRowThreads));
+    return {{to_float(v.at[0]), to_float(v.at[1]), to_float(v.at[2]), to_float(v.at[3])}};
+  }
+
+  template <class T>
+  __device__ __forceinline__ void ask(int tile, int slot) const {
+    const int index = tile * C * kTile + first_;
+    const T* x = static_cast<const T*>(logits_.data) + begin_ + index;
+    const uint32_t to = address_ + slot * static_cast<uint32_t>(sizeof(ring_[0]) * kRowThreads);
+    if (logits_.wide && index < vocab_) {
+      copy_async<4 * sizeof(T)>(to, x);
+    } else if (tile < tiles_) {
+      T* quad = reinterpret_cast<T*>(ring_ + slot * kRowThreads);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (sizeof(T) == 4 && index + i < vocab_)
+          copy_async<4>(to + 4 * i, x + i);
+        else
+          quad[i] = index + i < vocab_ ? x[i] : from_float<T>(-INFINITY);
+      }
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  template <int kBytes>
+  __device__ static __forceinline__ void copy_async(uint32_t to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes)
+                 : "memory");
+  }
+
+  const Logits& logits_;
+  int vocab_;
+  int first_;
+  int tiles_;
+  int64_t begin_;
+  float4* ring_;
+  uint32_t address_;  // of ring_
 };
 
 }  // namespace mlxcel::cuda

@@ -34,6 +34,29 @@ __device__ __forceinline__ float draw_scale(const SampleRow& row) {
   return 1.44269504f / row.temperature;
 }
 
+/// Parameters of a row, asked for ahead of its logits, in whose queue they would wait, and taken
+/// behind them. They come by lane and leave in uniform registers.
+class RowParams {
+ public:
+  __device__ __forceinline__ RowParams(const SampleRow* rows, int row)
+      : word_(reinterpret_cast<const uint32_t*>(rows + row)[threadIdx.x % kWords]) {}
+
+  __device__ __forceinline__ SampleRow take() const {
+    uint32_t words[kWords];
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      words[i] = __reduce_or_sync(0xffffffffu, threadIdx.x % kWarp == i ? word_ : 0);
+    }
+    SampleRow row;
+    memcpy(&row, words, sizeof(row));
+    return row;
+  }
+
+ private:
+  static constexpr int kWords = sizeof(SampleRow) / 4;
+  uint32_t word_;
+};
+
 __device__ __forceinline__ PhiloxKey philox_key(const SampleRow& row) {
   return {{row.seed[0], row.seed[1]}, {row.draw[0], row.draw[1]}};
 }
@@ -51,21 +74,48 @@ __device__ __forceinline__ void offer_quad(Leader& leader, const Quad& q, int in
   }
 }
 
-/// offer_quad with noise, for whole warps: the logarithms of four tokens are computed only where
-/// their largest logit and their largest noise together would lead the warp.
-__device__ __forceinline__ void offer_leading(Leader& leader, float& lead, const Quad& q, int index,
-                                              float scale, const PhiloxKey& key) {
-  constexpr float kSlack = 1e-4f;  // far above the rounding of gumbel()
-  const uint4 bits = philox(key, index / 4, RngStream::gumbel);
-  const float top = fmaxf(fmaxf(q.at[0], q.at[1]), fmaxf(q.at[2], q.at[3]));
-  const uint32_t most = max(max(bits.x, bits.y), max(bits.z, bits.w));
-  if (!__any_sync(0xffffffffu, fmaf(top, scale, gumbel(most)) + kSlack > lead)) return;
+/// Leader of a thread's tokens, and a bound that a token's score must pass to lead its warp.
+struct WarpLeader {
+  Leader mine;
+  float lead = -INFINITY;  // best score of the warp
+  float slack = INFINITY;  // kSlack - lead
+  bool nan = false;
+
+  __device__ explicit WarpLeader(int vocab) : mine(Leader::none(vocab)) {}
+
+  /// offer_quad for whole warps, which computes scores only where one of the four may lead.
+  /// Noise above n needs -log2(u) < 2^-n, and -log2(u) is at least (1 - u) * log2(e): one bound for
+  /// the largest logit with the largest noise of the four. NaN passes every bound.
+  template <bool kNoise>
+  __device__ __forceinline__ void offer(const Quad& q, int index, float scale,
+                                        const PhiloxKey& key) {
+    const float top = max_or_nan(max_or_nan(q.at[0], q.at[1]), max_or_nan(q.at[2], q.at[3]));
+    uint4 bits{};
+    bool behind = top <= lead;
+    if constexpr (kNoise) {
+      bits = philox(key, static_cast<uint32_t>(index) / 4, RngStream::gumbel);
+      const uint32_t most = max(max(bits.x, bits.y), max(bits.z, bits.w));
+      behind = below_one(most) >= fast_exp2(fmaf(top, scale, slack));
+    }
+    if (!__any_sync(0xffffffffu, !behind)) return;
+    nan |= top != top;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    leader.offer(fmaf(q.at[i], scale, gumbel(word(bits, i))), q.at[i], index + i);
+    for (int i = 0; i < 4; ++i) {
+      const float x = q.at[i];
+      mine.offer(kNoise ? fmaf(x, scale, gumbel(word(bits, i))) : x, x, index + i);
+    }
+    lead = from_order_key(__reduce_max_sync(0xffffffffu, order_key(mine.score)));
+    // log2(log2(e)), and far above the rounding of scores.
+    slack = fmaf(fabsf(lead), 0x1p-21f, -0.52876637f + 1e-4f) - lead;
   }
-  lead = from_order_key(__reduce_max_sync(0xffffffffu, order_key(leader.score)));
-}
+
+  /// The thread's leader; its max is NaN where there was one.
+  __device__ Leader result() const {
+    Leader leader = mine;
+    leader.max = nan ? NAN : leader.score;
+    return leader;
+  }
+};
 
 __device__ __forceinline__ bool has_nan(const Quad& q) {
   return q.at[0] != q.at[0] || q.at[1] != q.at[1] || q.at[2] != q.at[2] || q.at[3] != q.at[3];
@@ -92,35 +142,38 @@ struct SampleOutput {
   }
 };
 
-/// Greedy and temperature rows. A cluster's blocks are many: four to a multiprocessor hide the
-/// latency of the loads. Blocks that have a row each are few, and have more loads in flight.
-template <int C>
-__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads, C == 1 ? 2 : 4)
-    draw_kernel(SampleParams params, Logits logits, const SampleRow* __restrict__ rows,
-                SampleOutput out) {
-  __shared__ ExchangeSlots<C> slots;
-  RowCluster<C> cluster(slots);
-  const int vocab = params.vocab;
-  RowReader<C, C == 1 ? 4 : 2, C == 1> reader(logits, cluster.row(), vocab, cluster.rank());
-  const SampleRow row = rows[cluster.row()];
+/// Argmax of the row's scores, which the reader brings.
+template <class Read>
+__device__ __forceinline__ Leader draw_row(const SampleRow& row, int vocab, Read read) {
+  WarpLeader leader(vocab);
   const PhiloxKey key = philox_key(row);
   const float scale = draw_scale(row);
-  Leader leader = Leader::none(vocab);
-  bool nan = false;
-  if (is_greedy(row)) {
-    reader.for_quads([&](int, int index, const Quad& q) {
-      nan |= has_nan(q);
-      offer_quad<false>(leader, q, index, scale, key);
-    });
-  } else {
-    float lead = -INFINITY;  // best score of the warp
-    reader.for_quads([&](int, int index, const Quad& q) {
-      nan |= has_nan(q);
-      offer_leading(leader, lead, q, index, scale, key);
-    });
-  }
-  leader.max = nan ? NAN : leader.score;
-  leader = cluster.reduce(leader);
+  if (is_greedy(row))
+    read([&](int index, const Quad& q) { leader.offer<false>(q, index, scale, key); });
+  else
+    read([&](int index, const Quad& q) { leader.offer<true>(q, index, scale, key); });
+  return leader.result();
+}
+
+template <int C>
+struct alignas(16) DrawShared {
+  ExchangeSlots<C> slots;
+  TileRing ring;
+};
+
+/// Greedy and temperature rows.
+template <int C>
+__global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, kMostRowBlocks)
+    draw_kernel(SampleParams params, Logits logits, const SampleRow* __restrict__ rows,
+                SampleOutput out) {
+  extern __shared__ float4 dynamic_shared[];
+  auto& shared = *reinterpret_cast<DrawShared<C>*>(dynamic_shared);
+  RowCluster<C> cluster(shared.slots);
+  const int vocab = params.vocab;
+  const RowParams row_params(rows, cluster.row());
+  RowStream<C> stream(shared.ring, logits, cluster.row(), vocab, cluster.rank());
+  const auto read = [&](auto fn) { stream.for_quads(fn); };
+  const Leader leader = cluster.reduce(draw_row(row_params.take(), vocab, read));
   if (cluster.rank() == 0 && threadIdx.x == 0) out.write(cluster.row(), leader, vocab, 0);
 }
 

@@ -8,8 +8,8 @@ namespace mlxcel::cuda {
 constexpr int kEditThreads = 256;
 constexpr int kEditTile = 4 * kEditThreads;  // tokens of a block
 
-/// One block for each tile of a row. The row's bias entries are few: every block looks for those
-/// that fall into its tile.
+/// A block for each row (x) and tile (y). The row's bias entries are few: every block looks for
+/// those that fall into its tile.
 template <class T>
 __global__ void __launch_bounds__(kEditThreads)
     edit_logits_kernel(EditLogitsParams params, const T* __restrict__ logits,
@@ -17,9 +17,9 @@ __global__ void __launch_bounds__(kEditThreads)
                        const float* __restrict__ bias_values, const uint32_t* __restrict__ counts,
                        const uint32_t* __restrict__ masks, float* __restrict__ out) {
   __shared__ float bias[kEditTile];
-  const EditRow row = rows[blockIdx.y];
-  const int begin = blockIdx.x * kEditTile;
-  const int64_t at = static_cast<int64_t>(blockIdx.y) * params.vocab;
+  const EditRow row = rows[blockIdx.x];
+  const int begin = blockIdx.y * kEditTile;
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * params.vocab;
   const int bias_begin = max(row.bias_begin, 0), bias_end = min(row.bias_end, params.num_bias);
   const bool biased = bias_begin < bias_end;
   if (biased) {

@@ -48,11 +48,21 @@ struct RowFilter {
 __device__ __forceinline__ void draw_from_list(const RowFilter& filter, const PhiloxKey& key,
                                                TokenList& list, int n, int k, double row_mass,
                                                int row, int vocab, const SampleOutput& out) {
-  n = rank_list(list, n, k);
+  n = rank_list(list, n, k, [&](int rank, uint64_t token) {
+    const int index = key_index(token);
+    const uint4 bits = philox(key, index / 4, RngStream::gumbel);
+    list.score[rank] = fmaf(key_value(token), filter.scale, gumbel(word(bits, index % 4)));
+  });
   if (threadIdx.x >= kWarp) return;
   const int lane = threadIdx.x;
   float total = 0.0f;
-  for (int i = lane; i < n; i += kWarp) total += filter.weight(key_value(list.rank[i]));
+  int kept = 0;  // min-p leaves out the last ones
+  for (int i = lane; i < n; i += kWarp) {
+    const float v = key_value(list.rank[i]);
+    total += v >= filter.floor ? filter.weight(v) : 0.0f;
+    kept += v >= filter.floor;
+  }
+  n = static_cast<int>(__reduce_add_sync(0xffffffffu, kept));
   total = filter.joint ? static_cast<float>(row_mass) : warp_sum(total);
   const float target = filter.top_p < 1.0f ? filter.top_p * total : INFINITY;
 
@@ -71,8 +81,7 @@ __device__ __forceinline__ void draw_from_list(const RowFilter& filter, const Ph
     const float mine = __shfl_up_sync(0xffffffffu, until, 1);
     if (i < n && before + (lane == 0 ? 0.0f : mine) < target) {
       const int index = key_index(token);
-      const uint4 bits = philox(key, index / 4, RngStream::gumbel);
-      const float score = fmaf(key_value(token), filter.scale, gumbel(word(bits, index % 4)));
+      const float score = list.score[i];
       if (score > leader.score || (score == leader.score && index < leader.index)) {
         leader = {0.0f, score, key_value(token), index};
       }
@@ -85,8 +94,8 @@ __device__ __forceinline__ void draw_from_list(const RowFilter& filter, const Ph
 }
 
 /// The leader among the tokens that the cut keeps, in all threads.
-template <int C>
-__device__ __forceinline__ Leader draw_within(const HeldRow<C>& row, Cut cut, float scale,
+template <class Row>
+__device__ __forceinline__ Leader draw_within(const Row& row, Cut cut, float scale,
                                               const PhiloxKey& key) {
   Leader leader = Leader::none(row.vocab());
   row.for_quads([&](int index, const Quad& q) {
@@ -105,16 +114,17 @@ __device__ __forceinline__ Leader draw_within(const HeldRow<C>& row, Cut cut, fl
 }
 
 template <int C>
-__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
+__global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads, 2)
     filter_kernel(SampleParams params, Logits logits, const SampleRow* __restrict__ rows,
                   SampleOutput out) {
   extern __shared__ float4 dynamic_shared[];
   auto& shared = *reinterpret_cast<ListShared<C>*>(dynamic_shared);
   RowCluster<C> cluster(shared.slots);
-  HeldRow<C> held(cluster, reinterpret_cast<float*>(&shared + 1), params.vocab);
+  auto held = kept_row(cluster, logits, reinterpret_cast<float*>(&shared + 1), params.vocab);
   const int vocab = params.vocab, at = cluster.row();
+  const RowParams row_params(rows, at);
   RowReader<C, 4> reader(logits, at, vocab, cluster.rank());
-  const SampleRow row = rows[at];
+  const SampleRow row = row_params.take();
   const PhiloxKey key = philox_key(row);
   const bool has_top_k = row.top_k > 0 && row.top_k < vocab;
   const bool noise = !is_greedy(row) && !has_top_k;  // else the leader is the argmax
@@ -159,7 +169,7 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
         return;
       }
     }
-    cut = held.select_top(row.top_k, cut);
+    cut = held.select_top(row.top_k, cut, filter.max);
   }
   bool drawn = !has_top_k && cut.keeps(leader.value, leader.index);
   double target = 0.0;
@@ -177,7 +187,7 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
     if (round == 0) target = filter.top_p * sums.mass[0];
     if (sums.mass[1] < target) break;
     cut = {leader.value, leader.index - 1};
-    if (round + 1 == kMaxRounds) cut = held.select_mass(target, cut, weight);
+    if (round + 1 == kMaxRounds) cut = held.select_mass(target, cut, filter.max, weight);
     drawn = false;
   }
   if (writes) out.write(at, leader, vocab, round);

@@ -13,6 +13,7 @@ constexpr int kListSlots = 2048;  // tokens that a threshold may let through
 struct TokenList {
   uint64_t key[kListSlots];   // as they came
   uint64_t rank[kMaxListed];  // in rank
+  float score[kMaxListed];    // of a draw, in rank
 };
 
 /// What kernels with a list keep in shared memory before the row's values.
@@ -61,10 +62,11 @@ __device__ __forceinline__ float top_threshold(RowCluster<C>& cluster, int k, fl
     packets = cluster.exchange({{__float_as_uint(v), 0, 0, 0}});
     k = kWarps;
   }
-  uint32_t keys[kWarps / kWarp];
+  uint32_t keys[(kWarps + kWarp - 1) / kWarp];
 #pragma unroll
-  for (int i = 0; i < kWarps / kWarp; ++i) {
-    keys[i] = order_key(__uint_as_float(packets[lane + i * kWarp].word[0]));
+  for (int i = 0; i < kWarps; i += kWarp) {
+    const bool there = lane + i < kWarps;  // one block has half a warp's
+    keys[i / kWarp] = there ? order_key(__uint_as_float(packets[lane + i].word[0])) : 0;
   }
   const float value = from_order_key(reached_by(keys, k));
   return value == value ? value : -INFINITY;  // keys below that of -inf are NaN
@@ -82,10 +84,11 @@ __device__ __forceinline__ Listed combine(const Listed& a, const Listed& b) {
 
 /// Sends the tokens that the cut keeps to the list of rank 0's block, where they fit. Returns their
 /// number, and the sum of the threads' `extra`.
-template <int C>
-__device__ __forceinline__ Listed send_to_list(const HeldRow<C>& row, TokenList& list, Cut cut,
+template <class Row>
+__device__ __forceinline__ Listed send_to_list(const Row& row, TokenList& list, Cut cut,
                                                float extra) {
-  RowCluster<C>& cluster = row.cluster();
+  using Cluster = typename Row::Cluster;
+  Cluster& cluster = row.cluster();
   const int lane = threadIdx.x % kWarp;
   int mine = 0;
   row.for_each([&](float v, int i) { mine += cut.keeps(v, i); });
@@ -99,8 +102,8 @@ __device__ __forceinline__ Listed send_to_list(const HeldRow<C>& row, TokenList&
   const Packet* packets = cluster.exchange(as_packet(Listed{warp_sum(extra), warp_count, 0}));
   Listed all{};
 #pragma unroll
-  for (int i = 0; i < RowCluster<C>::kWarps; i += kWarp) {
-    Listed other = from_packet<Listed>(packets[lane + i]);
+  for (int i = 0; i < Cluster::kWarps; i += kWarp) {
+    Listed other = from_packet<Listed>(Cluster::packet_of(packets, lane + i));
     other.before = lane + i < cluster.warp() ? other.count : 0;
     all = combine(all, other);
   }
@@ -118,18 +121,78 @@ __device__ __forceinline__ Listed send_to_list(const HeldRow<C>& row, TokenList&
   return all;
 }
 
-/// Puts the first min(k, n) of the list's n tokens in rank. For rank 0's block alone; n <=
-/// kListSlots.
-__device__ __forceinline__ int rank_list(TokenList& list, int n, int k) {
-  for (int c = threadIdx.x; c < n; c += kRowThreads) {
-    const uint64_t key = list.key[c];
-    int above = 0;
-#pragma unroll 8
-    for (int i = 0; i < n; ++i) above += list.key[i] > key;
-    if (above < k) list.rank[above] = key;
+/// Sorts the list's n tokens by rank, by a bitonic network.
+__device__ __forceinline__ void sort_list(TokenList& list, int n) {
+  int size = kRowThreads;
+  while (size < n) size *= 2;
+  for (int i = n + static_cast<int>(threadIdx.x); i < size; i += kRowThreads) list.key[i] = 0;
+#pragma unroll 1
+  for (int width = 2; width <= size; width *= 2) {
+#pragma unroll 1
+    for (int step = width / 2; step > 0; step /= 2) {
+      __syncthreads();
+      for (int i = threadIdx.x; i < size / 2; i += kRowThreads) {
+        const int low = 2 * i - (i & (step - 1)), high = low + step;
+        const uint64_t a = list.key[low], b = list.key[high];
+        const bool descends = (low & width) == 0;
+        if (descends ? a < b : a > b) list.key[low] = b, list.key[high] = a;
+      }
+    }
   }
   __syncthreads();
-  return min(k, n);
+}
+
+/// Puts the first min(k, n) of the list's n tokens in rank, and calls ranked(rank, key) for each in
+/// one thread. For rank 0's block alone; n <= kListSlots. Short lists are ranked by counting, four
+/// lanes to a token.
+template <class Ranked>
+__device__ __forceinline__ int rank_list(TokenList& list, int n, int k, Ranked ranked) {
+  constexpr int kLanes = 4, kCounted = 256;
+  const int first = min(k, n);
+  if (n > kCounted) {
+    sort_list(list, n);
+    for (int i = threadIdx.x; i < first; i += kRowThreads) {
+      list.rank[i] = list.key[i];
+      ranked(i, list.key[i]);
+    }
+  } else {
+    const int part = threadIdx.x % kLanes;
+    for (int begin = 0; begin < n; begin += kRowThreads / kLanes) {
+      const int c = begin + static_cast<int>(threadIdx.x) / kLanes;
+      const uint64_t key = c < n ? list.key[c] : 0;
+      int above = 0;
+#pragma unroll 8
+      for (int i = part; i < n; i += kLanes) above += list.key[i] > key;
+      above += __shfl_xor_sync(0xffffffffu, above, 1);
+      above += __shfl_xor_sync(0xffffffffu, above, 2);
+      if (part == 0 && c < n && above < k) {
+        list.rank[above] = key;
+        ranked(above, key);
+      }
+    }
+  }
+  __syncthreads();
+  return first;
+}
+__device__ __forceinline__ int rank_list(TokenList& list, int n, int k) {
+  return rank_list(list, n, k, [](int, uint64_t) {});
+}
+
+/// The cut after the first k tokens of those that `within` keeps, for k <= kMaxListed; arguments as
+/// for top_threshold and send_to_list. None is larger than `max`.
+template <class Row>
+__device__ __forceinline__ Cut select_listed(const Row& row, TokenList& list, int k, Cut within,
+                                             float thread_max, float max) {
+  auto& cluster = row.cluster();
+  const float threshold = fmaxf(within.value, top_threshold(cluster, k, thread_max));
+  const Listed listed = send_to_list(row, list, {threshold, row.vocab() - 1}, 0.0f);
+  if (listed.count > kListSlots) return row.select_top(k, within, max);
+  uint64_t last = 0;
+  if (cluster.rank() == 0 && rank_list(list, listed.count, k) == k) last = list.rank[k - 1];
+  const Packet* packets =
+      cluster.exchange({{static_cast<uint32_t>(last), static_cast<uint32_t>(last >> 32), 0, 0}});
+  last = packets[0].word[0] | static_cast<uint64_t>(packets[0].word[1]) << 32;
+  return last == 0 ? within : Cut{key_value(last), key_index(last)};
 }
 
 }  // namespace mlxcel::cuda

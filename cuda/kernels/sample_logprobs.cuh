@@ -28,13 +28,13 @@ struct LogprobsOutput {
 /// Reads each row once: its maximum, then from shared memory the mass, the rank of the given token
 /// and the first num_top tokens, which rank 0's block puts in order by counting.
 template <int C>
-__global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
+__global__ void MLXCEL_CLUSTER(C) __launch_bounds__(kRowThreads)
     logprobs_kernel(TokenLogprobsParams params, Logits logits, const int32_t* __restrict__ ids,
                     LogprobsOutput out) {
   extern __shared__ float4 dynamic_shared[];
   auto& shared = *reinterpret_cast<ListShared<C>*>(dynamic_shared);
   RowCluster<C> cluster(shared.slots);
-  HeldRow<C> held(cluster, reinterpret_cast<float*>(&shared + 1), params.vocab);
+  auto held = kept_row(cluster, logits, reinterpret_cast<float*>(&shared + 1), params.vocab);
   const int vocab = params.vocab, at = cluster.row(), num_top = params.num_top;
   RowReader<C, 4> reader(logits, at, vocab, cluster.rank());
   const int id = ids[at];
@@ -75,7 +75,7 @@ __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(kRowThreads)
   Listed listed = send_to_list(held, shared.list, cut, 0.0f);
   if (listed.count > kListSlots) {
     // Too many tokens reach the threshold: select exactly, and list again.
-    cut = held.select_top(num_top, {-FLT_MAX, vocab - 1});
+    cut = held.select_top(num_top, {-FLT_MAX, vocab - 1}, max);
     listed = send_to_list(held, shared.list, cut, 0.0f);
   }
   if (cluster.rank() != 0) return;

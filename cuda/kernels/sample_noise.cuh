@@ -34,6 +34,18 @@ __device__ __forceinline__ float uniform(uint32_t bits) {
   return __uint_as_float((bits >> 9) | 0x3f800000u) - 0x1.fffffep-1f;
 }
 
+/// 1 - uniform(bits), at most 2^-24 less.
+__device__ __forceinline__ float below_one(uint32_t bits) {
+  return 0x1.fffffep0f - __uint_as_float((bits >> 9) | 0x3f800000u);
+}
+
+/// The larger, or NaN where one is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 __device__ __forceinline__ float fast_log2(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

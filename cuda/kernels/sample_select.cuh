@@ -38,11 +38,24 @@ __device__ __forceinline__ Sums combine(const Sums& a, const Sums& b) {
   return {{a.mass[0] + b.mass[0], a.mass[1] + b.mass[1]}};
 }
 
+/// The tokens from some value on.
+struct Above {
+  double mass;
+  int count;
+  int unused;
+};
+
+__device__ __forceinline__ Above combine(const Above& a, const Above& b) {
+  return {a.mass + b.mass, a.count + b.count, 0};
+}
+
 /// Selection over the tokens of a row. Row::for_quads(fn) calls fn(index of the first of four
 /// tokens, the four) for the calling thread's tokens, in order of index.
 template <class Row, int C>
 class RowSelect {
  public:
+  using Cluster = RowCluster<C>;
+
   __device__ __forceinline__ RowSelect(RowCluster<C>& cluster, int vocab)
       : cluster_(cluster), vocab_(vocab) {}
 
@@ -75,40 +88,76 @@ class RowSelect {
     return cluster_.reduce(Sums{{mine, 0.0}}).mass[0];
   }
 
-  /// The cut after the first k tokens of those that `within` keeps.
-  __device__ __forceinline__ Cut select_top(int k, Cut within) const {
-    if (count([&](float v, int i) { return within.keeps(v, i); }) <= k) return within;
-    const float value = largest_value([&](float trial) {
-      return count([&](float v, int i) { return v >= trial && within.keeps(v, i); }) >= k;
+  /// Number and weight of the tokens of at least `value` that `within` keeps.
+  template <class Weight>
+  __device__ __forceinline__ Above above(Weight weight, float value, Cut within) const {
+    Above mine{};
+    float mass = 0.0f;
+    for_each([&](float v, int i) {
+      const bool counts = v >= value && within.keeps(v, i);
+      mass += counts ? weight(v) : 0.0f;
+      mine.count += counts;
     });
-    const int above = count([&](float v, int) { return v > value; });
-    return {value, nth_equal(value, k - above)};
+    mine.mass = mass;
+    return cluster_.reduce(mine);
   }
 
-  /// The cut after the smallest set of first tokens whose weights reach `target`, which the tokens
-  /// that `within` keeps must do.
+  /// The cut after the first k tokens of those that `within` keeps; none is larger than `max`.
+  __device__ __forceinline__ Cut select_top(int k, Cut within, float max) const {
+    const auto no_weight = [](float) { return 0.0f; };
+    const Above all = above(no_weight, within.value, within);
+    if (all.count <= k) return within;
+    return select(
+        no_weight, k, within, all, max, [](const Above& a) { return static_cast<double>(a.count); },
+        [&](const Above& a, float) { return k - a.count; });
+  }
+
+  /// The cut after the smallest set of first tokens whose weights reach `target`, as all that
+  /// `within` keeps do; none is larger than `max`.
   template <class Weight>
-  __device__ __forceinline__ Cut select_mass(double target, Cut within, Weight weight) const {
-    const float value = largest_value([&](float trial) {
-      return mass(weight, [&](float v, int i) { return v >= trial && within.keeps(v, i); }) >=
-             target;
-    });
-    const double above = mass(weight, [&](float v, int) { return v > value; });
-    const double each = weight(value);
-    return {value, nth_equal(value, max(1, static_cast<int>(ceil((target - above) / each))))};
+  __device__ __forceinline__ Cut select_mass(double target, Cut within, float max,
+                                             Weight weight) const {
+    const Above all = above(weight, within.value, within);
+    return select(
+        weight, target, within, all, max, [](const Above& a) { return a.mass; },
+        [&](const Above& a, float value) {
+          const double each = weight(value);
+          return ::max(1, static_cast<int>(ceil((target - a.mass) / each)));
+        });
   }
 
  private:
-  /// The largest value for which `reached` holds; it holds for some finite value, and for every
-  /// smaller one. 32 steps.
-  template <class Reached>
-  __device__ __forceinline__ float largest_value(Reached reached) const {
-    uint32_t key = 0;
+  /// The smallest set whose measure reaches `target`, by a search for its least value that halves
+  /// the range of keys in one step and interpolates the measure in the next, until one token is
+  /// left between sets that reach it and sets that do not: at most 64 steps. Of tokens of one value
+  /// it takes missing(those above it, value).
+  template <class Weight, class Measure, class Missing>
+  __device__ __forceinline__ Cut select(Weight weight, double target, Cut within, const Above& all,
+                                        float max, Measure measure, Missing missing) const {
+    uint32_t low = order_key(within.value), high = order_key(max) + 1;
+    Above reached = all, short_of{};
 #pragma unroll 1
-    for (uint32_t bit = 0x80000000u; bit != 0; bit /= 2) {
-      if (reached(from_order_key(key | bit))) key |= bit;
+    for (bool halve = true; high - low > 1 && reached.count - short_of.count > 1; halve = !halve) {
+      const uint32_t range = high - low;
+      uint32_t step = range / 2;
+      if (!halve) {
+        const double over = fmax(measure(reached) - target, 0.0);
+        const double share = over / (measure(reached) - measure(short_of));
+        step = min(::max(static_cast<uint32_t>(share * range), 1u), range - 1);
+      }
+      const Above at = above(weight, from_order_key(low + step), within);
+      if (measure(at) >= target)
+        low += step, reached = at;
+      else
+        high = low + step, short_of = at;
     }
-    return from_order_key(key);
+    const float value = from_order_key(low);
+    const int equal = reached.count - short_of.count;
+    if (equal > 1) {
+      const int n = missing(short_of, value);
+      if (n < equal) return {value, nth_equal(value, n)};
+    }
+    return {value, value == within.value ? within.index : vocab_ - 1};
   }
 
   /// Index of the n-th (from 1) of the tokens of this value. 18 steps.
@@ -142,7 +191,7 @@ class HeldRow : public RowSelect<HeldRow<C>, C> {
 
   template <class Fn>
   __device__ __forceinline__ void for_quads(Fn fn) const {
-    const int tiles = tiles_per_block<C>(this->vocab());
+    const int tiles = tiles_per_block(C, this->vocab());
     const int first = this->cluster().rank() * kTile + 4 * static_cast<int>(threadIdx.x);
 #pragma unroll 2
     for (int t = 0; t < tiles; ++t) {
@@ -162,6 +211,9 @@ class ReadRow : public RowSelect<ReadRow<C>, C> {
   __device__ __forceinline__ ReadRow(RowCluster<C>& cluster, const Logits& logits, int vocab)
       : RowSelect<ReadRow<C>, C>(cluster, vocab), logits_(logits) {}
 
+  /// The logits stay where they are.
+  __device__ __forceinline__ void store(int, const Quad&) const {}
+
   template <class Fn>
   __device__ __forceinline__ void for_quads(Fn fn) const {
     RowReader<C, 2> reader(logits_, this->cluster().row(), this->vocab(), this->cluster().rank());
@@ -171,5 +223,16 @@ class ReadRow : public RowSelect<ReadRow<C>, C> {
  private:
   const Logits& logits_;
 };
+
+/// What kernels that look at a row several times work on: a cluster holds it in `values`; a single
+/// block, whose shared memory it may not fit, reads it again.
+template <int C>
+__device__ __forceinline__ auto kept_row(RowCluster<C>& cluster, const Logits& logits,
+                                         float* values, int vocab) {
+  if constexpr (C == 1)
+    return ReadRow<C>(cluster, logits, vocab);
+  else
+    return HeldRow<C>(cluster, values, vocab);
+}
 
 }  // namespace mlxcel::cuda

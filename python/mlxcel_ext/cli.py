@@ -11,6 +11,7 @@ from typing import Any
 from . import flags
 from .engine_config import EngineConfig
 from .options import add_options, resolve
+from .sampling_params import MAX_COUNT
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -125,9 +126,10 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    from .terminal import generate
+    from .terminal import generate, sampling
 
     options = resolve(args, flags.GENERATE, "generate", flags.COMMANDS)
+    sampling(options).validate(MAX_COUNT)  # a bad value is known before the weights are read
     prompts = [_stdin() if prompt == "-" else prompt for prompt in args.prompt or ["-"]]
     if not all(prompts):
         raise ValueError("the prompt is empty: give one as an argument, or on stdin")
@@ -144,9 +146,10 @@ def _stdin() -> str:
 
 
 def _chat(args: argparse.Namespace) -> int:
-    from .terminal import ChatSession
+    from .terminal import ChatSession, sampling
 
     options = resolve(args, flags.CHAT, "chat", flags.COMMANDS)
+    sampling(options).validate(MAX_COUNT)
     engine, loaded = load_engine(options)
     try:
         return ChatSession(engine, loaded, options).run()

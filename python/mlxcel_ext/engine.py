@@ -287,3 +287,4 @@ class Engine:
             self._inbox.clear()
         for job in jobs:
             self._loop.notify_death(job, detail)
+        self._loop.hand_over()

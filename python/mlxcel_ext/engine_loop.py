@@ -93,6 +93,7 @@ class EngineLoop:
         self._lock = threading.Lock()
         self._in_flight: Step | None = None
         self._ended: list[str] = []
+        self._outputs: list[tuple[Job, RequestOutput]] = []
         self._with_deadline: dict[Job, None] = {}
         #: time.monotonic() at which the turn under way began; None between turns.
         self.turn_began: float | None = None
@@ -105,7 +106,7 @@ class EngineLoop:
     # -- requests ----------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        return self.scheduler.has_work() or self._in_flight is not None or bool(self._ended)
+        return self.scheduler.has_work() or self._in_flight is not None or bool(self._ended or self._outputs)
 
     def add(self, job: Job) -> None:
         """A new request."""
@@ -134,13 +135,13 @@ class EngineLoop:
             finish_reason=reason, error=error, client_error=client_error, stop_reason=stop_reason
         )
         self._retire(job, reason, keep=keep)
-        self._send(job, output)
+        self._outputs.append((job, output))
 
     def notify_death(self, job: Job, detail: str) -> None:
         """The loop is over: nothing but the message matters."""
         if job.request.state is not State.FINISHED:
             job.request.state = State.FINISHED
-            self._send(job, job.output(finish_reason="error", error=f"the engine died: {detail}"))
+            self._outputs.append((job, job.output(finish_reason="error", error=f"the engine died: {detail}")))
 
     def evict_all(self) -> int:
         """Drop every cached page that no request uses."""
@@ -154,14 +155,17 @@ class EngineLoop:
         self._ended.append(job.request.request_id)
         self.outcomes.count("mlxcel_requests_finished_total", reason)
 
-    def _send(self, job: Job, output: RequestOutput) -> None:
-        try:
-            job.on_output(output)
-        except Exception:
-            _logger.exception("%s: its output callback raised", job.request.request_id)
-            self.outcomes.count("mlxcel_request_failures_total", "callback")
-            if job.request.state is not State.FINISHED:
-                self._retire(job, "error", keep=True)
+    def hand_over(self) -> None:
+        """Tell the requests' owners what has come for them."""
+        outputs, self._outputs = self._outputs, []
+        for job, output in outputs:
+            try:
+                job.on_output(output)
+            except Exception:
+                _logger.exception("%s: its output callback raised", job.request.request_id)
+                self.outcomes.count("mlxcel_request_failures_total", "callback")
+                if job.request.state is not State.FINISHED:
+                    self._retire(job, "error", keep=True)
 
     # -- a turn ------------------------------------------------------------------------------------------
 
@@ -187,6 +191,8 @@ class EngineLoop:
         if plan is None and previous is None:
             self._fail_stuck()
         step = None if plan is None else self._submit(plan, previous)
+        # What the turn before has read: now, since its readers have the interpreter while the device is at work.
+        self.hand_over()
         if previous is not None and not self._read(previous, step):
             step = None
         if step is not None and not self._draw(step):
@@ -195,6 +201,8 @@ class EngineLoop:
         if step is not None and not self._config.pipeline:
             self._in_flight = None
             self._read(step, None)
+        if self._in_flight is None:
+            self.hand_over()
         self._step_seconds += time.monotonic() - started
         self.turn_began = None
         ended, self._ended = self._ended, []
@@ -275,15 +283,14 @@ class EngineLoop:
                 continue
             if output.finish_reason is not None:
                 self._retire(job, output.finish_reason, keep=True)
-            self._send(job, output)
+            self._outputs.append((job, output))
         if self._config.prefill_progress and step.plan.rows[-1].prefill:  # decode rows come first
             for row in step.plan.rows:
                 request = row.request
                 if row.prefill and not row.sample and request.state is State.RUNNING:
                     done = min(row.start + row.count, request.num_prompt_tokens)
-                    self._send(
-                        request.job, request.job.output(prefill_progress=(done, request.num_prompt_tokens))
-                    )
+                    progress = request.job.output(prefill_progress=(done, request.num_prompt_tokens))
+                    self._outputs.append((request.job, progress))
 
     # -- failures ----------------------------------------------------------------------------------------
 

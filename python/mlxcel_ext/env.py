@@ -68,6 +68,11 @@ def text(name: str, default: str | None = None) -> str | None:
     return default if raw is None or raw == "" else raw
 
 
+def given(name: str) -> str | None:
+    """Value of a text variable that counts as set where it is empty."""
+    return os.environ.get(name)
+
+
 def cache_dir() -> pathlib.Path:
     """Where downloaded models are kept: MLXCEL_CACHE, else mlxcel-ext under XDG_CACHE_HOME or ~/.cache."""
     own = text("MLXCEL_CACHE")

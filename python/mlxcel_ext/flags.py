@@ -156,7 +156,7 @@ SERVER = (
         "CORS origins by commas, * for any; by default pages of this machine.",
         ("--cors-origins",),
     ),
-    Option("--max-body-bytes", size, 16 * 2**20, "Larger request bodies are refused."),
+    Option("--max-body-bytes", size, 4 * 2**20, "Larger request bodies are refused."),
     Option("--request-timeout", interval, None, "Seconds after which a request is ended."),
     Option("--keepalive-interval", interval, 5.0, "Seconds of silence after which a stream gets a comment."),
     Option("--shutdown-timeout", seconds, 30.0, "Seconds that requests have to finish after SIGTERM."),

@@ -54,12 +54,12 @@ class GrammarCompiler:
             with _panics_as_errors():
                 error = llguidance.LLMatcher.validate_grammar(text, self._prepared)
                 if error and not error.startswith("WARNING"):
-                    raise ValueError(f"[grammar] {spec.kind} does not compile: {_first_line(error)}")
+                    raise ValueError(f"[grammar] {spec.kind} does not compile: {_summary(error)}")
                 matcher = llguidance.LLMatcher(self._prepared, text, log_level=0)
         except GrammarError as failure:
             raise ValueError(f"[grammar] {spec.kind} does not compile: {failure}") from None
         if matcher.is_error():
-            raise ValueError(f"[grammar] {spec.kind} does not compile: {_first_line(matcher.get_error())}")
+            raise ValueError(f"[grammar] {spec.kind} does not compile: {_summary(matcher.get_error())}")
         try:
             # Some grammars compile and fail at their first token: that is the client's to know, not the engine's.
             Grammar(matcher.deep_copy(), self._vocab_size).mask()
@@ -110,7 +110,7 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GrammarError(f"[grammar] {_first_line(self._matcher.get_error())}")
+            raise GrammarError(f"[grammar] {_summary(self._matcher.get_error())}")
 
 
 def allows_others(mask: npt.NDArray[np.uint32], token_ids: Sequence[int]) -> bool:
@@ -129,7 +129,7 @@ def _panics_as_errors() -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise GrammarError(f"[grammar] llguidance failed: {_first_line(str(error))}") from None
+        raise GrammarError(f"[grammar] llguidance failed: {_summary(str(error))}") from None
 
 
 class _Vocabulary:
@@ -160,9 +160,10 @@ def _grammar_text(spec: GrammarSpec) -> str:
     if spec.kind == "regex":
         return matcher.grammar_from_regex(str(spec.value))
     if spec.kind == "choice":
-        return matcher.grammar_from_lark(
-            "start: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in spec.value)
-        )
+        # One terminal, which the lexer matches: as rules, a few thousand exceed the parser's limits.
+        words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in spec.value if choice)
+        start = "start: CHOICE" + (' | ""' if "" in spec.value else "") if words else 'start: ""'
+        return matcher.grammar_from_lark(start + (f"\nCHOICE: {words}" if words else ""))
     return matcher.grammar_from_lark(str(spec.value))
 
 
@@ -178,6 +179,8 @@ def _parse_schema(value: str | tuple[str, ...]) -> dict[str, Any]:
     return schema
 
 
-def _first_line(error: str) -> str:
-    """The message without the parser's state, which follows it."""
-    return error.strip().split("\n", 1)[0]
+def _summary(error: str) -> str:
+    """The message without the parser's state, which follows it; what is wrong with a regex has a line of its own."""
+    lines = error.strip().split("\n")
+    reasons = [line.removeprefix("error:") for line in lines[1:] if line.startswith("error: ")]
+    return lines[0][:300] + "".join(reasons[:1])

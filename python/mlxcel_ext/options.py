@@ -95,6 +95,9 @@ def secrets(raw: str) -> tuple[str, ...]:
     return words(raw)
 
 
+LISTS = (words, secrets)
+
+
 def address(raw: str) -> str:
     """A host, named: the empty text would be every network."""
     if not raw.strip():
@@ -149,6 +152,8 @@ class Option:
         common: dict[str, Any] = {"dest": self.name, "default": argparse.SUPPRESS, "help": text}
         if self.parse is boolean:
             parser.add_argument(self.flag, *self.aliases, action=argparse.BooleanOptionalAction, **common)
+        elif self.parse in LISTS:
+            parser.add_argument(self.flag, *self.aliases, action="append", metavar=self._metavar(), **common)
         else:
             parser.add_argument(self.flag, *self.aliases, metavar=self._metavar(), **common)
             if self.positional:
@@ -169,7 +174,7 @@ class Option:
         """The value of a TOML file: its own types, or the text that the flag takes."""
         if isinstance(value, bool) and self.parse is boolean:
             return value
-        if isinstance(value, list) and self.parse in (words, secrets):
+        if isinstance(value, list) and self.parse in LISTS:
             self.value(",".join(map(str, value)), source)  # refused where the text would be
             return tuple(map(str, value))
         if isinstance(value, dict) and self.parse is mapping:
@@ -201,12 +206,14 @@ def resolve(
     given = vars(args)
     config_path = given.get(CONFIG.name) or env.text(CONFIG.variable)
     from_file = _read_config(config_path, options, command, tables or {}) if config_path else {}
-    values = {}
+    values: dict[str, Any] = {}
     for option in options:
         raw = given.get(option.name)
-        if raw is not None:
+        if isinstance(raw, list):  # the flag may be repeated
+            values[option.name] = tuple(word for part in raw for word in option.value(part, option.flag))
+        elif raw is not None:
             values[option.name] = raw if isinstance(raw, bool) else option.value(raw, option.flag)
-        elif (variable := env.text(option.variable)) is not None:
+        elif (variable := (env.given if option.parse is secrets else env.text)(option.variable)) is not None:
             values[option.name] = option.value(variable, option.variable)
         else:
             values[option.name] = from_file.get(option.name, option.default)

@@ -31,6 +31,8 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 #: Most entries of the lists; each is looked at for every token.
 MAX_STOPS = {"stop": 64, "stop_token_ids": 128}
+#: Most characters of a grammar, of all choices together: larger ones take minutes to compile.
+MAX_GRAMMAR = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ class GrammarSpec:
                 )
         elif self.kind != "json_object" and (not isinstance(self.value, str) or not self.value):
             raise ValueError(f"[sampling] {self.kind} must be a non-empty string; got {self.value!r}.")
+        size = len(self.value) if isinstance(self.value, str) else sum(map(len, self.value))
+        if size > MAX_GRAMMAR:
+            raise ValueError(
+                f"[sampling] {self.kind} must have at most {MAX_GRAMMAR} characters; got {size}."
+            )
 
 
 @dataclass(frozen=True)

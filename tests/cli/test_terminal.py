@@ -43,6 +43,19 @@ def test_generate_answers_through_the_template(
     assert engine.seen[0][1].temperature == 0
 
 
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_bad_value_is_refused_before_the_model_is_read(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(options: argparse.Namespace) -> None:
+        raise AssertionError("the model was read")
+
+    monkeypatch.setattr(cli, "load_engine", load)
+    monkeypatch.setattr("sys.stdin", io.StringIO("a question"))
+    assert cli.main([command, "--temperature", "-1"]) == 2
+    assert f"mlxcel-ext {command}: [sampling] temperature" in capsys.readouterr().err
+
+
 def test_generate_takes_several_raw_prompts(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["generate", "--raw", "--max-tokens", "2", "ab", "cd"]) == 0
     assert capsys.readouterr().out == "==> ab\nab\n==> cd\ncd\n"

@@ -141,6 +141,28 @@ def test_the_death_of_the_thread_fails_all_requests_at_once(monkeypatch: pytest.
     assert engine.health().state == "dead"
 
 
+def test_an_answer_that_was_complete_survives_the_death_of_the_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(fake_loaded(), EngineConfig(**SMALL))  # type: ignore[arg-type]
+    loop, schedule = engine._loop, engine._loop.scheduler.schedule
+
+    def die_with_a_last_output_on_its_way() -> Any:
+        if any(output.finished for _, output in loop._outputs):
+            raise AssertionError("a bug in the scheduler")
+        return schedule()
+
+    monkeypatch.setattr(loop.scheduler, "schedule", die_with_a_last_output_on_its_way)
+    client = Client(engine)
+    short, long = client.send([3, 5], greedy(5)), client.send([4, 5], greedy(500))
+    engine.start()
+    assert short.wait().finish_reason == "length"
+    assert short.token_ids == expected([3, 5], 5)
+    assert long.wait().finish_reason == "error"
+    assert long.token_ids == expected([4, 5], len(long.token_ids))
+    engine._thread.join(10)
+
+
 def inject_once(target: Any, name: str, monkeypatch: pytest.MonkeyPatch, when: Callable[[], bool]) -> None:
     """Make a method raise the first time that a condition holds."""
     original, done = getattr(target, name), []

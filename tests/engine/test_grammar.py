@@ -26,6 +26,15 @@ def test_a_choice_is_one_of_its_alternatives() -> None:
     assert len(texts) > 1
 
 
+@pytest.mark.parametrize(
+    "choices", [("app", "apple"), ("", "apple"), ("",), tuple(f"{n}x" for n in range(4096))]
+)
+def test_choices_may_be_many_empty_or_the_beginning_of_others(choices: tuple[str, ...]) -> None:
+    with serving(fake_loaded()) as client:
+        texts = {client.ask([n], constrained(GrammarSpec("choice", choices))).text for n in range(1, 17)}
+    assert texts <= set(choices)
+
+
 def test_a_regex_is_matched() -> None:
     with serving(fake_loaded()) as client:
         for n in range(1, 9):
@@ -116,7 +125,9 @@ def test_the_end_is_no_text() -> None:
         (GrammarSpec("json_schema", "{"), "is not JSON"),
         (GrammarSpec("json_schema", "[1]"), "must be an object"),
         (GrammarSpec("json_schema", '{"type": "nonsense"}'), "does not compile"),
-        (GrammarSpec("regex", "(unclosed"), "does not compile"),
+        (GrammarSpec("regex", "(unclosed"), "does not compile.*unclosed group"),
+        (GrammarSpec("regex", "a" * 300_000), "at most 262144 characters; got 300000"),
+        (GrammarSpec("choice", ("a" * 200_000, "b" * 100_000)), "at most 262144 characters; got 300000"),
         (GrammarSpec("grammar", "start: missing"), "does not compile"),
         (GrammarSpec("json_schema", '{"$ref": "#"}'), "does not compile"),
         (GrammarSpec("grammar", "start: <nope>"), "does not compile"),

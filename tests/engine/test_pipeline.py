@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxcel_ext.outputs import RequestOutput
 from mlxcel_ext.sampling_params import SamplingParams
 from tests.engine.client import serving
 from tests.support.fake_model import fake_loaded, generate
@@ -122,6 +125,28 @@ def test_step_n_plus_1_is_submitted_before_step_n_is_read(monkeypatch: pytest.Mo
         assert answer.token_ids == generate([1, 2], 30)
         monkeypatch.undo()
     assert order == ["submit", *["submit", "read"] * 29, "read"]
+
+
+def test_outputs_are_handed_over_while_the_next_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their readers want the interpreter's lock, which this thread needs until a step is submitted."""
+    order: list[str] = []
+    with serving(fake_loaded()) as client:
+        runner = client.engine._loop.runner
+        submit, read = runner.submit, runner.read
+        monkeypatch.setattr(runner, "submit", lambda *a: (order.append("submit"), submit(*a))[1])
+        monkeypatch.setattr(runner, "read", lambda *a: (order.append("read"), read(*a))[1])
+        ended = threading.Event()
+
+        def on_output(output: RequestOutput) -> None:
+            order.append("output")
+            if output.finished:
+                ended.set()
+
+        client.engine.submit("r", [1, 2], replace(PARAMETERS[0], max_tokens=4), on_output)
+        assert ended.wait(60)
+        monkeypatch.undo()
+    first = ["submit", "submit", "read"]
+    assert order == [*first, *["submit", "output", "read"] * 2, "output", "read", "output"]
 
 
 def test_a_stop_that_nobody_foresaw_discards_the_row_in_flight() -> None:

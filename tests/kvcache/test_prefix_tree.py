@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from mlxcel_ext.kvcache.page_allocator import PageAllocator
-from mlxcel_ext.kvcache.prefix_tree import PrefixTree
+from mlxcel_ext.kvcache.prefix_tree import Cursor, PrefixTree
 
 PAGE = 3
 
@@ -53,6 +53,46 @@ def test_match_finds_the_longest_prefix_that_was_stored(
     assert (match.partial_page is None) == (best % PAGE == 0)
     allocator.check([], tree.pages())
     assert tree.num_pages == len(list(tree.pages()))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(sequences, min_size=1, max_size=6),
+    sequences,
+    st.lists(st.sampled_from(["insert", "look", "store", "evict", "clear"]), max_size=12),
+    st.data(),
+)
+def test_a_cursor_changes_what_is_looked_at_and_nothing_else(
+    stored: list[list[int]], tokens: list[int], events: list[str], data: st.DataObject
+) -> None:
+    """Two trees with the same history; in one of them a growing request goes on from its cursor."""
+    cursor, count = Cursor(), 0
+    allocators = [PageAllocator(100), PageAllocator(100)]
+    trees = [PrefixTree(allocator, PAGE) for allocator in allocators]
+    tables = [allocator.allocate(-(-len(tokens) // PAGE)) or [] for allocator in allocators]
+    for event in events:
+        if event == "insert":
+            count = data.draw(st.integers(count, len(tokens)))
+        other = data.draw(st.sampled_from(stored))
+        most = data.draw(st.integers(0, len(tokens)))
+        found = []
+        for tree, allocator, table, mine in zip(trees, allocators, tables, (cursor, None), strict=True):
+            if event == "insert":
+                for page in tree.insert(tokens, table, count=count, cursor=mine):
+                    allocator.release(page)
+            elif event == "look":
+                found.append(tree.match_length(tokens, None, mine or Cursor(), count=max(most, count)))
+                assert mine is None or found[-1] == tree.match(tokens, count=max(most, count)).num_tokens
+            elif event == "store":
+                store(tree, allocator, other)
+            elif event == "evict":
+                tree.evict(2)
+            else:
+                tree.clear()
+            allocator.check([table], tree.pages())
+        assert len(set(found)) <= 1
+        assert tables[0] == tables[1]
+    assert sorted(trees[0].pages()) == sorted(trees[1].pages())
 
 
 @settings(max_examples=150, deadline=None)
@@ -186,3 +226,20 @@ def test_clear_forgets_pages_in_use_too() -> None:
     tree.clear()
     assert tree.match([1, 2, 3]).num_tokens == 0
     allocator.check([[page]], [])
+
+
+def test_a_cursor_never_says_more_than_was_asked_for() -> None:
+    """Hypothesis found both: a look at fewer tokens than an earlier one, and a look at pages not adopted since."""
+    allocator = PageAllocator(100)
+    tree, tokens, cursor = PrefixTree(allocator, PAGE), list(range(3 * PAGE)), Cursor()
+    store(tree, allocator, tokens)
+    tree.begin_step()
+    assert tree.match_length(tokens, None, cursor) == 3 * PAGE
+    assert tree.match_length(tokens, None, cursor, count=PAGE) == PAGE
+    assert tree.match_length(tokens, None, cursor) == 3 * PAGE
+    own = allocator.allocate(3)
+    assert own is not None
+    for page in (replaced := tree.insert(tokens, own, cursor=cursor)):
+        allocator.release(page)
+    assert len(replaced) == 3
+    assert sorted(own) == sorted(tree.pages())

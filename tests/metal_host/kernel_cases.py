@@ -160,7 +160,6 @@ class AttentionProblem:
             merged += [0 if direct else len(spans) + (shared > 0)] * n
         self.merge = np.cumsum(merged, dtype=np.int32)
         self.tiles, self.num_partials = np.array(tiles, np.int32), int(self.merge[-1])
-        self.max_chunks = max(merged)
 
     def run(
         self,
@@ -181,7 +180,7 @@ class AttentionProblem:
         fields = (num_q, len(self.kv_len), self.hq, self.hkv, self.dim, self.page_size, *stride)
         most_tokens = int(self.tiles[:, 2].max())
         shared = bool(self.tiles[0, 6])
-        fields += (len(self.tiles), self.num_partials, invariant, most_tokens, self.max_chunks, window, 1)
+        fields += (len(self.tiles), self.num_partials, invariant, most_tokens, 0, window, 1)
         fields += (0.125 * 1.4426950408889634, 0.0, F32, 1, 0, 0, shared)
         params = np.array([fields], "i4,i4,i4,i4,i4,i4,i8,i8,i8,i4,i4,i4,i4,i4,i4,i4,f4,f4,i4,i4,i4,i4,i4")
         inputs = [self.q, self.k, self.v, self.indptr, self.pages, self.last, self.tiles, self.qo_indptr]

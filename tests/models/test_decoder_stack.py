@@ -15,6 +15,15 @@ TOKENS = np.random.default_rng(5).integers(0, tiny_model.VOCAB, 60).tolist()
 CASES = [(name, 0) for name in tiny_model.CONFIGS] + [("llama-biases", 4), ("smollm", 8), ("qwen3", 4)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def on_cpu():
+    """Here any step runs as one primitive; a GPU takes decode steps of large layers alone."""
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(before)
+
+
 @pytest.fixture(scope="module", params=CASES, ids=str)
 def folder(request, tmp_path_factory) -> str:
     name, bits = request.param
@@ -87,3 +96,22 @@ def test_wrong_pools_are_refused(stacked):
     runner.kv.k_pages[1] = runner.kv.k_pages[1].astype(mx.float16)
     with pytest.raises(ValueError, match=r"\[decoder_stack\] v_pages must be float16, got float32"):
         runner.step({"a": TOKENS[:3]})
+
+
+def test_more_logit_rows_than_tokens_are_refused(stacked):
+    with pytest.raises(ValueError, match=r"\[decoder_stack\] logit_rows must have at most 3 rows, .* got 4"):
+        PagedRunner(stacked).step({"a": TOKENS[:3]}, rows=[0, 1, 2, 2])
+
+
+def test_weights_that_are_not_contiguous_are_refused(tmp_path):
+    config = tiny_model.CONFIGS["llama"]
+    tiny_model.save(tmp_path, config, tiny_model.reference(config))
+    model = load(str(tmp_path), progress=False).model
+    layer = model._layers[1]
+    layer.input_norm = mx.repeat(layer.input_norm, 2)[::2]
+    hidden = layer.input_norm.size
+    with pytest.raises(
+        ValueError,
+        match=rf"\[decoder_stack\] input_norm must be row-contiguous .*, got shape \({hidden}\) with strides \(2\)",
+    ):
+        model._make_stack(layer._rope)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import threading
 
 import pytest
 import sentencepiece
@@ -16,6 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from mlxcel_ext.models import Tokenizer
 from mlxcel_ext.models.gguf import GGUFFile
 from mlxcel_ext.models.gguf_tokenizer import PRE_TOKENIZERS
+from mlxcel_ext.models.tokenizer import LONG
 
 TEXT = "The quick brown fox's 12345 jumps over  the lazy dog.\n\n\tÜber größere Bäume: 日本語, 👩‍👧 naïve café!\r\n"
 CORPUS = [
@@ -87,6 +89,40 @@ def test_smollm2_known_ids(smollm2):
 def test_smollm2_round_trips(smollm2):
     for text in [*CORPUS, "", " ", "\n", "a" * 1000]:
         assert smollm2.decode(smollm2.encode(text)) == text
+
+
+def test_long_texts_have_the_ids_of_the_library_s_plain_calls(any_tokenizer):
+    """They take the batch calls."""
+    for text in ("word " * 2 * LONG, "<|im_start|>user\n" + "naïve 中文 \n" * 2 * LONG):
+        for special in (True, False):
+            ids = any_tokenizer.encode(text, special)
+            assert ids == any_tokenizer.backend.encode(text, add_special_tokens=special).ids
+            assert len(ids) > LONG
+            assert any_tokenizer.decode(ids, special) == any_tokenizer.backend.decode(
+                ids, skip_special_tokens=special
+            )
+
+
+def test_other_threads_run_while_a_long_text_is_read(smollm2):
+    turns, stop = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not stop.is_set():
+            turns += 1
+
+    text = "hello world " * 60_000
+    ids = smollm2.encode(text)
+    counter = threading.Thread(target=count)
+    counter.start()
+    try:
+        for call in (lambda: smollm2.encode(text), lambda: smollm2.decode(ids)):
+            before = turns
+            call()
+            assert turns - before > 1000
+    finally:
+        stop.set()
+        counter.join()
 
 
 def test_special_tokens_are_skipped_on_demand(smollm2):

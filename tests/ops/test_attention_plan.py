@@ -144,6 +144,37 @@ def test_longest_tiles_come_first():
     assert (np.diff(pages) <= 0).all()
 
 
+@pytest.mark.parametrize("kv_len", [[2000], [3000, 10, 0], [1024] * 8, [700] * 30])
+def test_few_requests_are_cut_alike(kv_len):
+    """The CUDA kernel merges them by itself: neighbouring tiles, which all run at once."""
+    table = table_of(kv_len)
+    plan = plan_attention(table, target=cuda_target(132), **HEADS)
+    each = plan._plan.chunks_each
+    assert 1 < each <= 8
+    assert len(plan.tiles) * HEADS["num_kv_heads"] <= 132
+    sets = plan.tiles.reshape(len(kv_len), each, 8)
+    assert (sets[:, :, CHUNK] == np.arange(each)).all()
+    assert (sets[:, :, REQUEST] == np.arange(len(kv_len))[:, None]).all()
+    assert (sets[:, 1:, PAGE_BEGIN] == sets[:, :-1, PAGE_END]).all()
+    check_cover(plan, table, [1] * len(kv_len), True, -1)
+
+
+@pytest.mark.parametrize(
+    ("kv_len", "change"),
+    [
+        ([100], {}),  # one chunk
+        ([32768], {}),  # more chunks than a cluster has blocks
+        ([4096] * 64, {}),  # more tiles than run at once
+        ([2000], {"batch_invariant": True}),
+        ([2000], {"target": cpu_target(8)}),
+        ([2000], {"qo_indptr": np.array([0, 40], np.int32)}),  # the kernel for many query rows
+    ],
+)
+def test_other_requests_are_not_cut_alike(kv_len, change):
+    plan = plan_attention(table_of(kv_len), **({"target": cuda_target(132)} | HEADS | change))
+    assert plan._plan.chunks_each == 0
+
+
 def test_batch_invariant_chunks_depend_on_the_request_alone():
     def chunks(kv_len, request, slots):
         plan = plan_attention(

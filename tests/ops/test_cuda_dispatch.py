@@ -1,4 +1,4 @@
-"""Which CUDA kernel serves which launch: read from the trace of a process of its own."""
+"""Which CUDA kernel serves which launch: read from the trace of a process of its own. And kernels that only some GPUs take."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ from tests.support.paged import PagedCase
 
 #: What each case's kernel must be on Hopper, and elsewhere.
 CASES = {
-    "decode": ({"kv_len": [300, 5]}, "decode", "decode"),
-    "verify": ({"kv_len": [300, 9], "qo_len": [4, 4]}, "decode", "decode"),
+    "decode": ({"kv_len": [300, 5]}, "decode_sm90", "decode"),
+    "decode-clusters": ({"kv_len": [3000, 5, 700]}, "decode_sm90", "decode"),
+    "decode-many": ({"kv_len": [3000, 700] * 20}, "decode_sm90", "decode"),
+    "decode-page8": ({"kv_len": [301, 5], "page_size": 8}, "decode_sm90", "decode"),
+    "decode-page4": ({"kv_len": [300, 5], "page_size": 4}, "decode", "decode"),
+    "verify": ({"kv_len": [300, 9], "qo_len": [4, 4]}, "decode_sm90", "decode"),
     "prefill": ({"kv_len": [300], "qo_len": [90]}, "ragged_sm90", "ragged"),
     "prefill-dim80": ({"kv_len": [300], "qo_len": [90], "dim": 80}, "ragged", "ragged"),
     "prefill-page4": ({"kv_len": [300], "qo_len": [90], "page_size": 4}, "ragged", "ragged"),
@@ -57,3 +61,11 @@ if mx.cuda.is_available():
     @pytest.mark.parametrize("kernel", ["ragged", "simple"])
     def test_a_kernel_can_be_forced(kernel):
         assert kernels(["decode", "prefill"], f"paged_attention:{kernel}") == [kernel, kernel]
+
+    @pytest.mark.parametrize("file", ["sample", "sampling_chain", "sampling_logits", "sampling_renorm"])
+    def test_sampling_without_clusters(file):
+        """One block a row, as before Hopper: the ops' own tests hold."""
+        command = [sys.executable, "-m", "pytest", "-q", "-k", "gpu", f"tests/ops/test_{file}.py"]
+        environment = os.environ | {"MLXCEL_EXT_FORCE": "sample:block"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout[-2000:]

@@ -11,12 +11,15 @@ from scipy.stats import chisquare
 
 from mlxcel_ext import SamplingBatch, sample
 from mlxcel_ext.ops import reference_sampling as reference
-from tests.conftest import MANY, devices
+from tests.conftest import MANY, METAL_EMULATED, devices
 
 # Scores and masses are f32 on a GPU: closer than this, another token may win.
 NEAR = 1e-5
 
-SPREADS = {"flat": 0.01, "normal": 1.0, "peaked": 6.0}
+SPREADS = {"subnormal": 1e-40, "flat": 0.01, "normal": 1.0, "peaked": 6.0}
+
+#: Draws that top-p may turn down before its cut is found exactly, on this machine's GPU.
+GPU_TURNS = 4 if mx.cuda.is_available() else 1
 
 
 def rows_of(rng: np.random.Generator, batch: int, vocab: int) -> dict[str, np.ndarray]:
@@ -73,6 +76,26 @@ def test_ties_go_to_the_lower_index(stream, rng, vocab):
     check(logits, rows_of(rng, 128, vocab), *keys(rng, 128), stream)
 
 
+@pytest.mark.parametrize("vocab", [40001, 65536])
+def test_short_lists_of_long_rows(stream, rng, vocab):
+    """Rows of a small top-k beside rows without a filter: a kernel of their own on a GPU, where the batch is large."""
+    batch = 5 if METAL_EMULATED else 40
+    x = rng.standard_normal((batch, vocab)).astype(np.float32)
+    x[1::4] = np.round(x[1::4] * 4) / 4
+    x[2::4].sort(axis=1)
+    x[3::4] = -np.sort(-x[3::4], axis=1)
+    top_k = np.resize([0, 2, 50, 64, 65, 128, 200, 300, 512], batch)
+    params = {
+        "temperature": rng.choice([0.7, 1.0, 1.5], batch),
+        "top_k": top_k,
+        "top_p": np.where(top_k > 0, rng.choice([1.0, 0.9, 0.5], batch), 1.0),
+        "min_p": np.where(top_k > 0, rng.choice([0.0, 0.1], batch), 0.0),
+    }
+    params["temperature"][::7] = 0.0
+    check(mx.array(x), params, *keys(rng, batch), stream)
+    check(mx.array(x), params, *keys(rng, batch), stream, order="joint")
+
+
 @pytest.mark.parametrize("options", [{"order": "joint"}, {"temperature_last": True}], ids=str)
 def test_other_orders(stream, rng, options):
     logits = mx.array(rng.standard_normal((96, 1500)) * 2, mx.float32)
@@ -93,6 +116,21 @@ def test_large_vocabulary(stream, rng):
         "min_p": np.array([0.0, 0.0, 0.0, 0.0, 0.1, 0.0]),
     }
     check(logits, params, *keys(rng, 6), stream)
+
+
+def test_rows_at_the_bound_of_turns_are_exact_and_counted(stream, rng):
+    """A flat row of which few tokens are kept turns down most draws."""
+    logits = mx.array(rng.standard_normal((64, 2000)) * 0.01, mx.float32)
+    params = {"temperature": np.ones(64), "top_k": np.zeros(64, int), "top_p": np.full(64, 1e-3)}
+    params["min_p"] = np.zeros(64)
+    seeds, draws = keys(rng, 64)
+    check(logits, params, seeds, draws, stream)
+    rounds = np.array(sample(logits, SamplingBatch(**params), (seeds, draws), stream=stream).rounds)
+    bound = 8 if stream == mx.cpu and not METAL_EMULATED else GPU_TURNS
+    assert rounds.min() >= 0
+    assert rounds.max() == bound
+    wide = sample(logits, SamplingBatch(top_p=0.9999), (seeds, draws), stream=stream)
+    assert not np.array(wide.rounds).all()
 
 
 def test_descending_and_clustered_rows(stream, rng):

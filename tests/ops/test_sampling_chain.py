@@ -43,9 +43,37 @@ def test_equals_the_reference(stream, rng, n, vocab):
         assert accepted[b].item() == len(want) - 1
 
 
-def test_many_chains_follow_the_target(stream, rng):
+def one_hot(ids: np.ndarray, vocab: int) -> np.ndarray:
+    return np.eye(vocab, dtype=np.float32)[ids]
+
+
+def mixed(draft: np.ndarray, target: np.ndarray) -> None:
+    """Some of the drafts are accepted."""
+    target[:-1] = 0.3 * target[:-1] + 0.7 * draft
+
+
+def equal(draft: np.ndarray, target: np.ndarray) -> None:
+    target[:-1] = draft
+
+
+def disjoint(draft: np.ndarray, target: np.ndarray) -> None:
+    draft[:, 6:], target[:, :6] = 0, 0
+
+
+def greedy(draft: np.ndarray, target: np.ndarray) -> None:
+    target[:] = one_hot(np.arange(len(target)), target.shape[1])
+
+
+def zero_residual(draft: np.ndarray, target: np.ndarray) -> None:
+    """A target of less mass than the draft: a fifth is turned down, and nothing is left to draw from."""
+    target[:-1] = np.float32(0.8) * draft
+
+
+@pytest.mark.parametrize("case", [mixed, equal, disjoint, greedy, zero_residual], ids=lambda f: f.__name__)
+def test_many_chains_follow_the_target(stream, rng, case):
     batch, n, vocab = MANY, 2, 12
     draft, target = dirichlet(rng, n, vocab), dirichlet(rng, n + 1, vocab)
+    case(draft, target)
     got, accepted = chain_speculative_sample(
         mx.array(drafts(rng, draft, batch), mx.int32),
         mx.broadcast_to(mx.array(draft), (batch, n, vocab)),
@@ -54,18 +82,18 @@ def test_many_chains_follow_the_target(stream, rng):
         stream=stream,
     )
     ids = np.array(got)
-    p = target.astype(np.float64)
-    p /= p.sum(axis=1, keepdims=True)
+    p, q = target.astype(np.float64), draft.astype(np.float64)
+    q /= q.sum(axis=1, keepdims=True)
     for i in range(n + 1):
         drawn = ids[:, i][ids[:, i] >= 0]
-        assert chisquare(np.bincount(drawn, minlength=vocab), p[i] * drawn.size).pvalue > 1e-6
+        counts, possible = np.bincount(drawn, minlength=vocab), p[i] > 0
+        assert counts[possible].sum() == drawn.size
+        if drawn.size and np.count_nonzero(possible) > 1:
+            expected = p[i][possible] / p[i].sum() * drawn.size
+            assert chisquare(counts[possible], expected).pvalue > 1e-6
     # The rate of acceptance of the first draft is the overlap of the distributions.
-    overlap = np.minimum(draft[0], target[0]).sum()
+    overlap = np.minimum(q[0], p[0]).sum()
     assert abs((np.array(accepted) > 0).mean() - overlap) < 5 * np.sqrt(0.25 / batch)
-
-
-def one_hot(ids: np.ndarray, vocab: int) -> np.ndarray:
-    return np.eye(vocab, dtype=np.float32)[ids]
 
 
 def test_greedy_targets_give_the_targets_tokens(stream, rng):
@@ -117,6 +145,18 @@ def test_a_zero_residual_draws_from_the_target(stream):
     assert accepted.item() == 0
     assert got[0, 0].item() in (0, 2)
     assert got[0, 1].item() == -1
+
+
+def test_large_vocabulary(stream, rng):
+    vocab = 262144
+    draft, target = dirichlet(rng, 2, 1, vocab), dirichlet(rng, 2, 2, vocab)
+    ids = drafts(rng, draft[:, 0], 1).T
+    got, _ = chain_speculative_sample(
+        mx.array(ids, mx.int32), mx.array(draft), mx.array(target), (5, 6), stream=stream
+    )
+    for b in range(2):
+        want = reference.chain(ids[b], draft[b], target[b], 5, 6)
+        assert np.array(got[b]).tolist() == want + [-1] * (2 - len(want))
 
 
 def test_rows_without_mass_give_an_id_in_range(stream):

@@ -9,6 +9,7 @@ import pytest
 from mlxcel_ext import count_tokens, edit_logits, token_logprobs
 from mlxcel_ext.ops import reference_sampling as reference
 from mlxcel_ext.ops.sampling import EDIT_ROW, NO_EDIT
+from tests.conftest import MANY
 from tests.support.compare import to_numpy
 
 
@@ -117,6 +118,36 @@ def test_logprobs_equal_the_reference(stream, dtype, rng, vocab):
         assert got.ranks[b].item() == np.count_nonzero(x[b] >= x[b, ids[b]])
         assert np.array(got.top_ids[b]).tolist() == order.tolist()
         np.testing.assert_allclose(to_numpy(got.top_logprobs[b]), want[order], atol=2e-5)
+
+
+def test_large_vocabulary(stream, rng):
+    vocab = 262144
+    logits = mx.array(rng.standard_normal((2, vocab)), mx.float32)
+    got = token_logprobs(logits, mx.array([7, vocab - 1], mx.int32), 64, stream=stream)
+    for b, (x, token) in enumerate(zip(to_numpy(logits), (7, vocab - 1), strict=True)):
+        want = reference.log_softmax(x)
+        order = np.argsort(-x, kind="stable")[:64]
+        assert abs(got.logprobs[b].item() - want[token]) < 2e-5
+        assert np.array(got.top_ids[b]).tolist() == order.tolist()
+    words = np.full((1, vocab // 32), 0x0F0F0F0F, np.uint32)
+    rows = np.array([(1.0, 0.0, 0.0, -1, 0, 0, 0, 0)] * 2, EDIT_ROW)
+    edited = to_numpy(edit_logits(logits, rows, masks=mx.array(words), stream=stream))
+    assert np.array_equal(np.isfinite(edited), np.tile(np.arange(vocab) % 8 < 4, (2, 1)))
+
+
+def test_many_rows(stream, rng):
+    """More than the 65,535 blocks that a grid has in its second dimension."""
+    batch = min(MANY, 70_000)
+    x = rng.standard_normal((batch, 3)).astype(np.float32)
+    rows = np.full(batch, NO_EDIT)
+    rows["mask_row"] = np.arange(batch) % 2
+    masks = mx.array([[0b011], [0b110]], mx.uint32)
+    got = to_numpy(edit_logits(mx.array(x), rows, masks=masks, stream=stream))
+    x[::2, 2], x[1::2, 0] = -np.inf, -np.inf
+    np.testing.assert_array_equal(got, x)
+    ids = np.argmax(x, axis=1).astype(np.int32)
+    ranks = token_logprobs(mx.array(x), mx.array(ids), stream=stream).ranks
+    assert (np.array(ranks) == 1).all()
 
 
 def test_logprobs_of_masked_and_absent_tokens(stream):

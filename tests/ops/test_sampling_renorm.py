@@ -8,6 +8,7 @@ import pytest
 
 from mlxcel_ext import min_p_renorm, top_k_mask, top_k_renorm, top_p_renorm
 from mlxcel_ext.ops import reference_sampling as reference
+from tests.conftest import MANY
 from tests.support.compare import assert_close, to_numpy
 
 VOCABS = [1, 2, 65, 1000, 32000]
@@ -66,6 +67,38 @@ def test_top_k_mask(stream, dtype, rng, vocab):
     assert got.dtype == dtype
     want = [reference.top_k_mask(x, int(n)) for x, n in zip(to_numpy(logits), k, strict=True)]
     np.testing.assert_array_equal(to_numpy(got), want)
+
+
+def test_large_vocabulary(stream, rng):
+    probs = probs_of(rng, 2, 262144, mx.float32)
+    for op, want, value in (
+        (top_k_renorm, reference.top_k_renorm, 1000),
+        (top_p_renorm, reference.top_p_renorm, 0.5),
+        (min_p_renorm, reference.min_p_renorm, 0.25),
+        (top_k_mask, reference.top_k_mask, 100_000),
+    ):
+        got = to_numpy(op(probs, value, stream=stream))
+        for row, given in zip(got, to_numpy(probs), strict=True):
+            kept = want(given, value)
+            differ = np.count_nonzero((row > 0) != (kept > 0))
+            assert differ <= (op is top_p_renorm)  # where f32 sums lie at the share
+            np.testing.assert_allclose(row[kept > 0], kept[kept > 0], rtol=1e-4, atol=differ)
+
+
+def test_subnormal_probabilities_count(stream):
+    tiny = np.float32(1e-42)
+    probs = mx.array(np.array([[3, 1, 0, 2, 2]], np.float32) * tiny)
+    assert np.flatnonzero(to_numpy(top_k_mask(probs, 2, stream=stream))[0] > 0).tolist() == [0, 3]
+    got = to_numpy(top_k_renorm(probs, 2, stream=stream))[0]
+    assert np.flatnonzero(got > 0).tolist() in ([0, 3], [])  # 1 / sum may be beyond f32
+
+
+def test_many_rows(stream, rng):
+    """More than the 65,535 blocks that a grid has in its second dimension."""
+    batch = min(MANY, 70_000)
+    probs = rng.random((batch, 3)).astype(np.float32)
+    got = to_numpy(top_k_renorm(mx.array(probs), 1, stream=stream))
+    assert np.array_equal(np.argmax(got, axis=1), np.argmax(probs, axis=1))
 
 
 def test_rows_without_mass_stay_zero(stream):

@@ -203,6 +203,33 @@ def test_adoption_never_consumes_an_entry() -> None:
     assert [r.num_cached_tokens for r in followers] == [18] * 4
 
 
+class CountedToken(int):
+    """A token that counts how often it is looked up in the tree."""
+
+    hashed = 0
+
+    def __hash__(self) -> int:
+        CountedToken.hashed += 1
+        return int(self)
+
+
+@pytest.mark.parametrize("second", ["same", "other", "none"])
+def test_a_chunk_costs_the_tree_no_more_than_itself(second: str) -> None:
+    """A prompt of 100 chunks beside a stream; a second one that waits is looked up with each."""
+    driver = Driver(make_scheduler(num_pages=600, page_size=4, chunk=8, grant=1))
+    stream = driver.add([1], 900)
+    driver.device.tick()
+    prompt = [CountedToken(n % 50) for n in range(800)]
+    driver.add(prompt, 2)
+    if second != "none":
+        driver.add([*prompt[: 780 if second == "same" else 10], *map(CountedToken, range(20))], 2)
+    CountedToken.hashed = 0
+    while len(driver.scheduler.running) > 1 or driver.scheduler.waiting:
+        driver.device.tick()
+    assert stream.state is State.RUNNING
+    assert 800 <= CountedToken.hashed < 10 * 800
+
+
 def test_a_burst_shares_pages_in_the_step_that_writes_them() -> None:
     driver = Driver(make_scheduler(num_pages=64, chunk=64))
     burst = [driver.add([*range(16), 50 + i], 2) for i in range(4)]

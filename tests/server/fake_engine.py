@@ -151,8 +151,8 @@ class FakeEngine:
         self, request_id, prompt_token_ids, params, on_output, *, priority=0, cache_salt=None, deadline=None
     ) -> None:  # type: ignore[no-untyped-def]
         params.validate(VOCAB_SIZE)
-        if params.grammar is not None and params.grammar.value == "bad":
-            raise ValueError("[sampling] grammar does not compile: bad")
+        if params.grammar is not None and "bad" in params.grammar.value:
+            raise ValueError(f"[grammar] {params.grammar.kind} does not compile: bad")
         if not prompt_token_ids or len(prompt_token_ids) >= self.max_model_len:
             raise ValueError(
                 f"[engine] prompt of {len(prompt_token_ids)} tokens does not fit {self.max_model_len}"

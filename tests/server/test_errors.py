@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +18,13 @@ from hypothesis import strategies as st
 
 from mlxcel_ext.server.errors import ApiError
 from mlxcel_ext.server.generation import tokenize
+from mlxcel_ext.server.messages import as_template_messages
+from mlxcel_ext.server.protocol import ChatMessage
 from mlxcel_ext.server.settings import ServerSettings
+from mlxcel_ext.server.token_text import TokenText
 
-from .fake_engine import FakeEngine, FakeModel
+from .conftest import RunningServer
+from .fake_engine import FakeEngine, FakeModel, FakeTokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TEXT = {"prompt": "a"}
@@ -91,7 +97,16 @@ async def test_a_bad_field_is_named(
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        (COMPLETIONS, {}, None),
+        (COMPLETIONS, {}, "prompt"),
+        (COMPLETIONS, {"prompt": [-1]}, "prompt"),
+        (COMPLETIONS, {"prompt": [1] * 3000}, "prompt"),
+        (COMPLETIONS, {**TEXT, "structured_outputs": {"grammar": "bad"}}, "structured_outputs"),
+        (COMPLETIONS, {**TEXT, "structured_outputs": {"json_object": False}}, "structured_outputs"),
+        (
+            COMPLETIONS,
+            {**TEXT, "structured_outputs": {"json_object": True, "regex": "a"}},
+            "structured_outputs",
+        ),
         (COMPLETIONS, {"prompt": None}, "prompt"),
         (COMPLETIONS, {"prompt": ""}, "prompt"),
         (COMPLETIONS, {"prompt": []}, "prompt"),
@@ -107,7 +122,23 @@ async def test_a_bad_field_is_named(
         (COMPLETIONS, {**TEXT, "best_of": 3}, "best_of"),
         (COMPLETIONS, {**TEXT, "suffix": "b"}, "suffix"),
         (COMPLETIONS, {**TEXT, "logprobs": 65}, "logprobs"),
-        (CHAT, {}, None),
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": [{"content": "a"}]}, "messages[0].role"),
+        (CHAT, {**USER, "tools": [{"type": "function"}]}, "tools[0].function"),
+        (
+            CHAT,
+            {**USER, "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "bad"}}}},
+            "response_format",
+        ),
+        (
+            CHAT,
+            {
+                **USER,
+                "tools": [{"function": {"name": "f", "parameters": {"type": "bad"}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
@@ -212,6 +243,101 @@ async def test_a_large_body_is_a_413(client: httpx.AsyncClient) -> None:
     check_error(
         await client.post(COMPLETIONS, content=chunks(), headers={"content-type": "application/json"}), 413
     )
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/nothing"])
+def test_a_client_that_sends_on_reads_why_its_body_was_refused(
+    serve: Callable[..., RunningServer], path: str
+) -> None:
+    """More than the socket's buffers hold, so that it is still sending when the answer comes."""
+    server = serve(max_body_bytes=10_000)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    for _ in range(2):  # the connection lives on
+        connection.request("POST", path, b" " * 20_000_000, {"content-type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == (413 if path == COMPLETIONS else 404)
+        assert "message" in json.loads(response.read())["error"]
+    connection.close()
+
+
+async def test_a_refusal_does_not_wait_for_a_body_that_never_ends(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxcel_ext.server.middleware.LINGER_SECONDS", 0.05)
+    sent = 0
+
+    async def chunks():  # type: ignore[no-untyped-def]
+        nonlocal sent
+        while sent < 100:
+            sent += 1
+            yield b" " * 1000
+            await asyncio.sleep(0 if sent < 20 else 0.02)
+
+    check_error(
+        await client.post(COMPLETIONS, content=chunks(), headers={"content-type": "application/json"}), 413
+    )
+    assert sent < 50
+
+
+async def test_a_health_check_is_answered_while_many_prompts_are_read(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them is short: it is their number that takes long."""
+    encode, loop_thread, on_loop = FakeTokenizer.encode, threading.get_ident(), 0
+
+    def watched(self: FakeTokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        nonlocal on_loop
+        on_loop += threading.get_ident() == loop_thread
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(FakeTokenizer, "encode", watched)
+    body = {"prompt": ["a" * 1000] * 5, "max_tokens": 1}
+    assert (await client.post(COMPLETIONS, json=body)).status_code == 200
+    assert on_loop == 0
+    assert (await client.post(COMPLETIONS, json={**body, "prompt": ["a"] * 5})).status_code == 200
+    assert on_loop == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        (COMPLETIONS, {**TEXT, "echo": True, "logprobs": 2}, "completion_logprobs"),
+        (COMPLETIONS, {**TEXT, "prompt_logprobs": 2}, "prompt_logprobs"),
+        (CHAT, {**USER, "logprobs": True}, "chat_logprobs"),
+    ],
+)
+async def test_logprobs_are_written_down_off_the_event_loop(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str, body: dict, name: str
+) -> None:
+    write, threads = getattr(TokenText, name), set()
+
+    def watched(*args: Any) -> Any:
+        threads.add(threading.get_ident())
+        return write(*args)
+
+    monkeypatch.setattr(TokenText, name, watched)
+    for stream in (
+        (False, True) if path == COMPLETIONS else (False,)
+    ):  # a chat's stream has one token's at a time
+        answer = await client.post(path, json={**body, "max_tokens": 2, "stream": stream})
+        assert answer.status_code == 200
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+def test_more_messages_than_the_context_has_tokens_are_not_looked_at() -> None:
+    state = SimpleNamespace(engine=SimpleNamespace(max_model_len=3))
+    message = ChatMessage("user", "a")
+    assert len(as_template_messages(state, [message] * 3)) == 3  # type: ignore[arg-type]
+    with pytest.raises(ApiError, match="4 messages have more") as refused:
+        as_template_messages(state, [message] * 4)  # type: ignore[arg-type]
+    assert refused.value.status == 400
+
+
+async def test_too_many_ids_to_read_back_are_a_400(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.max_model_len = 10
+    assert (await client.post("/detokenize", json={"tokens": [1] * 160})).status_code == 200
+    check_error(await client.post("/detokenize", json={"tokens": [1] * 161}), 400, "tokens")
 
 
 async def test_a_body_that_does_not_arrive_is_a_408(

@@ -307,7 +307,7 @@ def process() -> Iterator[Callable[..., Process]]:
 
 
 def test_sigterm_drains(process: Callable[..., Process]) -> None:
-    server = process(step_seconds=0.05, load_seconds=0.3)
+    server = process(step_seconds=0.05, load_seconds=1.5)
     assert server.health()["status"] == "loading"
     wait_until(lambda: server.health()["status"] == "ok")
     with (

@@ -13,17 +13,6 @@ namespace {
 
 constexpr int kQuad = 4;
 
-/// The vector itself, in a register: GCC would rather load a row again for every use, and two loads
-/// a cycle are what bounds the loops below.
-[[gnu::always_inline]] inline vfloat in_register(vfloat x) {
-#if defined(__x86_64__)
-  asm("" : "+x"(x));
-#elif defined(__aarch64__)
-  asm("" : "+w"(x));
-#endif
-  return x;
-}
-
 /// out[i] = the lanes of vector i of four, reduced by `op` in one order for each vector.
 template <class Op>
 [[gnu::always_inline]] inline void reduce(float* out, vfloat a, vfloat b, vfloat c, vfloat d,
@@ -89,38 +78,26 @@ void dot_quad(const float* q, int head_dim, const float* const* k, float* s, int
 }
 
 /// o[r][d] += sum over t in [begin, end) of p[r * stride + t] * v[t][d], tokens in order, for Rows
-/// rows and Vectors vectors from d on.
+/// rows of o, head_dim apart, and d below Vectors * kLanes, which is the length of a row of v.
 template <int Rows, int Vectors>
-void accumulate_columns(float* o, int head_dim, const float* p, int stride, const float* const* v,
-                        int begin, int end, int d) {
+void accumulate(float* o, int head_dim, const float* p, int stride, const float* v, int begin,
+                int end) {
+  if (begin >= end) return;
   vfloat acc[Rows][Vectors];
   unroll<Rows>([&](auto r) {
-    unroll<Vectors>([&](auto j) { acc[r][j] = load(o + r * head_dim + d + j * kLanes); });
+    unroll<Vectors>([&](auto j) { acc[r][j] = load(o + r * head_dim + j * kLanes); });
   });
   for (int t = begin; t < end; ++t) {
-    vfloat value[Vectors];
-    unroll<Vectors>([&](auto j) { value[j] = load(v[t] + d + j * kLanes); });
-    unroll<Rows>([&](auto r) {
-      const vfloat weight = splat(p[r * stride + t]);
-      unroll<Vectors>([&](auto j) { acc[r][j] += weight * value[j]; });
+    vfloat weight[Rows];
+    unroll<Rows>([&](auto r) { weight[r] = splat(p[r * stride + t]); });
+    unroll<Vectors>([&](auto j) {
+      const vfloat value = in_register(load(v + (t * Vectors + j) * kLanes));
+      unroll<Rows>([&](auto r) { acc[r][j] += weight[r] * value; });
     });
   }
   unroll<Rows>([&](auto r) {
-    unroll<Vectors>([&](auto j) { store(o + r * head_dim + d + j * kLanes, acc[r][j]); });
+    unroll<Vectors>([&](auto j) { store(o + r * head_dim + j * kLanes, acc[r][j]); });
   });
-}
-
-template <int Rows>
-void accumulate(float* o, int head_dim, const float* p, int stride, const float* const* v,
-                int begin, int end) {
-  if (begin >= end) return;
-  int d = 0;
-  for (; d + 2 * kLanes <= head_dim; d += 2 * kLanes) {
-    accumulate_columns<Rows, 2>(o, head_dim, p, stride, v, begin, end, d);
-  }
-  for (; d < head_dim; d += kLanes) {
-    accumulate_columns<Rows, 1>(o, head_dim, p, stride, v, begin, end, d);
-  }
 }
 
 /// Turns kBlock scores of each of Rows rows into weights 2^(score - m), and the rows' maxima m,

@@ -17,8 +17,8 @@ extern decltype(&linear_kernels) const linear_kernels_avx512;
 
 namespace {
 
-/// Weights that one thread multiplies in about the time that it takes to wake another (some 20 us).
-constexpr int64_t kGrainWeights = 1 << 17;
+/// Products that one thread computes in about the time that it takes to wake another (some 20 us).
+constexpr int64_t kGrainProducts = 1 << 17;
 /// Rows of x packed at a time: a dequantized panel serves this many, which makes its cost small
 /// (about 8 rows' worth), while the scratch stays below kMaxRows * k floats.
 constexpr int64_t kMaxRows = 384;
@@ -42,43 +42,50 @@ Scratch scratch(int64_t floats) {
       ::operator new[](static_cast<size_t>(floats) * sizeof(float), std::align_val_t(64))));
 }
 
+/// Rows of x in f32, and their sums over quantization groups.
+struct PackedX {
+  PackedX(const LinearParams& params, int64_t rows)
+      : x(scratch(rows *
+                  (padded(params.k) + (params.group_size ? params.k / params.group_size : 0)))),
+        sums(x.get() + rows * padded(params.k)) {}
+  static int64_t padded(int64_t k) { return (k + kBlockK - 1) / kBlockK * kBlockK; }
+
+  Scratch x;
+  float* sums;
+};
+
 void few(const LinearKernels& kernels, const LinearParams& params, const LinearArrays& arrays) {
-  const int64_t groups = params.group_size ? params.k / params.group_size : 0;
-  const Scratch x = scratch(params.rows * (params.k + groups));
-  float* sums = x.get() + params.rows * params.k;
-  kernels.widen_x(params, arrays, x.get(), sums);
-  const int64_t tasks = (params.n + kTaskColumns - 1) / kTaskColumns;
-  const int64_t grain = kGrainWeights / (int64_t{kTaskColumns} * params.k) + 1;
-  parallel_for(tasks, grain, [&](size_t begin, size_t end) {
-    kernels.few_rows(params, arrays, x.get(), sums, static_cast<int>(begin) * kTaskColumns,
-                     std::min(static_cast<int>(end) * kTaskColumns, params.n));
+  const int rows = static_cast<int>(params.rows);
+  const PackedX packed(params, rows);
+  kernels.pack_few(params, arrays, 0, rows, 0, rows, packed.x.get(), packed.sums);
+  const int64_t groups = (params.n + kGroupRows - 1) / kGroupRows;
+  const int64_t grain = kGrainProducts / (int64_t{kGroupRows} * params.k * rows) + 1;
+  parallel_for(groups, grain, [&](size_t begin, size_t end) {
+    for (size_t group = begin; group < end; ++group) {
+      kernels.few_rows(params, arrays, packed.x.get(), packed.sums,
+                       static_cast<int>(group) * kGroupRows);
+    }
   });
 }
 
 void many(const LinearKernels& kernels, const LinearParams& params, const LinearArrays& arrays) {
-  // Equal parts, so that the last one is not a thin one; whole tiles, for all but the last.
+  // Equal parts, so that the last one is not a thin one.
   const int64_t parts = (params.rows + kMaxRows - 1) / kMaxRows;
-  const int64_t tiles_in_part =
-      (params.rows + parts * kernels.tile_rows - 1) / (parts * kernels.tile_rows);
-  const int64_t rows_in_part = tiles_in_part * kernels.tile_rows;
-  const int64_t most_rows = std::min(rows_in_part, params.rows);
-  const int64_t groups = params.group_size ? params.k / params.group_size : 0;
-  const Scratch packed = scratch(most_rows * (params.k + groups));
-  float* sums = packed.get() + most_rows * params.k;
-  const int64_t tasks = (params.n + kTaskColumns - 1) / kTaskColumns;
+  const int64_t rows_in_part = (params.rows + parts - 1) / parts;
+  const PackedX packed(params, rows_in_part);
+  const int64_t groups = (params.n + kGroupRows - 1) / kGroupRows;
   for (int64_t first = 0; first < params.rows; first += rows_in_part) {
     const int rows = static_cast<int>(std::min(rows_in_part, params.rows - first));
-    const int tiles = (rows + kernels.tile_rows - 1) / kernels.tile_rows;
-    parallel_for(tiles, 65536 / (params.k * kernels.tile_rows) + 1, [&](size_t begin, size_t end) {
-      kernels.pack_x(params, arrays, first, rows, static_cast<int>(begin), static_cast<int>(end),
-                     packed.get(), sums);
+    parallel_for(rows, 65536 / params.k + 1, [&](size_t begin, size_t end) {
+      kernels.pack_many(params, arrays, first, rows, static_cast<int>(begin), static_cast<int>(end),
+                        packed.x.get(), packed.sums);
     });
-    parallel_for(tasks, 1, [&](size_t begin, size_t end) {
-      const Scratch totals = scratch(int64_t{rows} * kTaskColumns);
+    parallel_for(groups, 1, [&](size_t begin, size_t end) {
+      const Scratch totals = scratch(int64_t{rows} * kGroupRows);
       const Scratch panels = scratch(kernels.panel_bytes / int64_t{sizeof(float)});
-      for (size_t task = begin; task < end; ++task) {
-        kernels.many_rows(params, arrays, packed.get(), sums, first, rows,
-                          static_cast<int>(task) * kTaskColumns, totals.get(), panels.get());
+      for (size_t group = begin; group < end; ++group) {
+        kernels.many_rows(params, arrays, packed.x.get(), packed.sums, first, rows,
+                          static_cast<int>(group) * kGroupRows, totals.get(), panels.get());
       }
     });
   }

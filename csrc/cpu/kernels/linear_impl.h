@@ -6,25 +6,31 @@
 namespace mlxcel::cpu {
 namespace {
 
+/// Rows of x in a tile, and rows up to which a tile is four vectors of the weight's rows wide
+/// instead of two.
 #if defined(__AVX512F__)
-constexpr int kTileRows = 12;  // 12 x 32 sums leave 8 of 32 registers for the operands
-constexpr int kPanelVectors = 2;
+constexpr int kTileRows = 12;  // 12 x 2 sums leave 8 of 32 registers for the operands
+constexpr int kWideTileRows = 6;
 #elif defined(__AVX2__)
-constexpr int kTileRows = 6;  // 6 x 16 sums leave 4 of 16 registers for the operands
-constexpr int kPanelVectors = 2;
+constexpr int kTileRows = 6;  // 6 x 2 sums leave 4 of 16 registers for the operands
+constexpr int kWideTileRows = 2;
 #elif defined(__aarch64__)
-constexpr int kTileRows = 6;  // 6 x 16 sums in 24 of 32 registers
-constexpr int kPanelVectors = 4;
+constexpr int kTileRows = 6;  // 6 x 4 sums leave 8 of 32 registers for the operands
+constexpr int kWideTileRows = 6;
 #else
-constexpr int kTileRows = 4;  // 4 x 8 sums in 8 of 16 registers
-constexpr int kPanelVectors = 2;
+constexpr int kTileRows = 4;  // 4 x 2 sums leave 8 of 16 registers for the operands
+constexpr int kWideTileRows = 2;
 #endif
+/// Vectors of the weight's rows that are multiplied with M rows of x at a time. M times as many
+/// sums run side by side, which hides the latency of an addition.
+template <int M>
+constexpr int kTileVectors = smaller(kGroupRows / kLanes, M == 1               ? 8
+                                                          : M <= kWideTileRows ? 4
+                                                                               : 2);
+constexpr int kPanelVectors = kTileVectors<kTileRows>;
 constexpr int kPanelColumns = kPanelVectors * kLanes;
-constexpr int kTaskPanels = kTaskColumns / kPanelColumns;
-static_assert(kTaskPanels * kPanelColumns == kTaskColumns && kGroupRows % kPanelColumns == 0);
-/// Row tiles that stay in the L2 cache while the panels of a task pass over them: 48 rows are 48
-/// KB.
-constexpr int kTilesInCache = 48 / kTileRows;
+/// Rows of x that stay in the L2 cache while the panels of a group pass over them: 48 KB.
+constexpr int kRowsInCache = 48;
 
 /// Products that are summed up from zero before they join the total.
 template <WeightFormat F>
@@ -50,31 +56,38 @@ inline float bias_at(const LinearParams& params, const LinearArrays& arrays, int
   return 0.0f;
 }
 
+/// Adds the bias to totals (rows, kGroupRows) and writes them to columns [n0, n0 + kGroupRows), as
+/// far as they exist, of rows [first, first + rows).
 template <class T>
-void store_columns(T* out, int count, vfloat total) {
-  if (count == kLanes) return store(out, total);
-  T part[kLanes];
-  store(part, total);
-  for (int i = 0; i < count; ++i) out[i] = part[i];
+void store_rows(const LinearParams& params, const LinearArrays& arrays, int64_t first, int rows,
+                int n0, const float* totals) {
+  const int columns = smaller(kGroupRows, params.n - n0);
+  const int body = columns - columns % kLanes;
+  float bias[kGroupRows] = {};
+  for (int c = 0; params.has_bias && c < columns; ++c) bias[c] = bias_at(params, arrays, n0 + c);
+  for (int row = 0; row < rows; ++row, totals += kGroupRows) {
+    T* out = static_cast<T*>(arrays.out) + (first + row) * params.out_stride + n0;
+    const auto total = [&](int c) {
+      const vfloat sum = load(totals + c);
+      return params.has_bias ? sum + load(bias + c) : sum;
+    };
+    for (int c = 0; c < body; c += kLanes) store(out + c, total(c));
+    if (body == columns) continue;
+    T part[kLanes];
+    store(part, total(body));
+    for (int c = body; c < columns; ++c) out[c] = part[c - body];
+  }
 }
 
-/// Adds the bias and writes columns [n0, n0 + kLanes) of one row, as far as they exist.
-void store_out(const LinearParams& params, const LinearArrays& arrays, int64_t row, int n0,
-               vfloat total) {
-  const int64_t at = row * params.out_stride + n0;
-  const int count = smaller(kLanes, params.n - n0);
-  if (params.has_bias) {
-    float bias[kLanes] = {};
-    for (int i = 0; i < count; ++i) bias[i] = bias_at(params, arrays, n0 + i);
-    total += load(bias);
-  }
+void store_out(const LinearParams& params, const LinearArrays& arrays, int64_t first, int rows,
+               int n0, const float* totals) {
   switch (params.dtype) {
     case FloatType::f32:
-      return store_columns(static_cast<float*>(arrays.out) + at, count, total);
+      return store_rows<float>(params, arrays, first, rows, n0, totals);
     case FloatType::f16:
-      return store_columns(static_cast<f16*>(arrays.out) + at, count, total);
+      return store_rows<f16>(params, arrays, first, rows, n0, totals);
     case FloatType::bf16:
-      return store_columns(static_cast<bf16*>(arrays.out) + at, count, total);
+      return store_rows<bf16>(params, arrays, first, rows, n0, totals);
   }
 }
 
@@ -104,124 +117,166 @@ void sum_groups(const float* x, int n, int group_size, float* sums, int64_t stri
   }
 }
 
-/// x as few_rows reads it: f32, lowered as the format wants.
-template <WeightFormat F, class T>
-void widen_x(const LinearParams& params, const LinearArrays& arrays, float* x, float* sums) {
-  widen(static_cast<const T*>(arrays.x), static_cast<int>(params.rows) * params.k, x);
-  if constexpr (Format<F>::kQuantized) {
-    constexpr int kPerWord = Format<F>::kPerWord;
-    for (int m = 0; m < params.rows; ++m, x += params.k) {
-      sum_groups(x, params.k, params.group_size, sums + m, params.rows);
-      for (int k = 0; k < params.k; k += kPerWord) {
-        for (int j = 0; j < kPerWord; ++j) x[k + j] *= Format<F>::lower(j);
-      }
-    }
-  }
-}
-
-/// Order of packed: block of k, tile, element, row of the tile; as multiply_tile reads it.
-template <class T>
+/// Rows [first + begin, first + end) of x in f32, as packed[block of k][row][element], and their
+/// sums[quantization group][row]; rows: those of the whole of packed. Lowers: for weights that are
+/// unpacked in registers.
+template <WeightFormat F, bool Lowers, class T>
 void pack_x(const LinearParams& params, const LinearArrays& arrays, int64_t first, int rows,
             int begin, int end, float* packed, float* sums) {
-  for (int row = begin * kTileRows; row < smaller(end * kTileRows, rows); ++row) {
-    const int tile_row = row / kTileRows * kTileRows;
-    const int tile_rows = smaller(kTileRows, rows - tile_row);
+  using Form = Format<F>;
+  for (int row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(arrays.x) + (first + row) * params.k;
     for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
       const int depth = smaller(kBlockK, params.k - k0);
-      float line[kBlockK];
+      float* line = packed + int64_t{rows} * k0 + int64_t{row} * kBlockK;
       widen(x + k0, depth, line);
-      float* to = packed + int64_t{rows} * k0 + int64_t{tile_row} * depth + (row - tile_row);
-      for (int k = 0; k < depth; ++k) to[k * tile_rows] = line[k];
-      if (params.group_size) {
+      if constexpr (Form::kQuantized) {
         sum_groups(line, depth, params.group_size,
                    sums + int64_t{k0} / params.group_size * rows + row, rows);
+        for (int k = 0; Lowers && k < depth; k += Form::kPerWord) {
+          for (int j = 0; j < Form::kPerWord; ++j) line[k + j] *= Form::lower(j);
+        }
       }
     }
   }
 }
 
-// ---- few rows: each weight is read once and unpacked in registers ----
+// ---- tiles ----
 
-/// Vectors of rows of the weight that are multiplied with one row of x at a time.
-constexpr int kFewVectors = kGroupRows / kLanes < 8 ? kGroupRows / kLanes : 8;
+/// sum[m][r] += element(m) * weight(r). The shorter side waits in registers for the other.
+template <int M, int R, class Element, class Weight>
+[[gnu::always_inline]] inline void add_products(const Element& element, const Weight& weight,
+                                                vfloat (&sum)[M][R]) {
+  if constexpr (R <= M) {
+    vfloat w[R];
+    unroll<R>([&](auto r) __attribute__((always_inline)) { w[r] = weight(r); });
+    unroll<M>([&](auto m) __attribute__((always_inline)) {
+      const vfloat x = in_register(element(m));
+      unroll<R>([&](auto r)
+                    __attribute__((always_inline)) { sum[m][r] = fma(x, w[r], sum[m][r]); });
+    });
+  } else {
+    vfloat x[M];
+    unroll<M>([&](auto m) __attribute__((always_inline)) { x[m] = element(m); });
+    unroll<R>([&](auto r) __attribute__((always_inline)) {
+      const vfloat w = weight(r);
+      unroll<M>([&](auto m)
+                    __attribute__((always_inline)) { sum[m][r] = fma(x[m], w, sum[m][r]); });
+    });
+  }
+}
 
-/// Rows [0, M) of x times rows [n0, n0 + R * kLanes) of the weight. R vectors of rows hide the
-/// latency of a sum's chain of additions: M * R chains run side by side.
-template <WeightFormat F, int M, int R>
-void few_rows_unit(const LinearParams& params, const LinearArrays& arrays, const float* x,
-                   const float* sums, int n0) {
-  using Form = Format<F>;
+/// Adds one block of k of M rows of packed x times rows [column, column + R * kLanes) of the weight
+/// to totals (M, kGroupRows). Source: a Block, whose words are unpacked in registers, or a Panel.
+/// sums (groups of the block, sum_stride).
+template <int M, int R, class Source>
+void multiply_tile(const Source& source, int column, int depth, int run, const float* x,
+                   const float* sums, int64_t sum_stride, float* totals) {
+  totals += column;
+  for (int g = 0, k = 0; k < depth; ++g, k += run) {
+    // GCC would else keep the totals of all groups on the stack as well.
+    asm("" : "+r"(totals));
+    vfloat sum[M][R];
+    each<M, R>([&](auto m, auto r) __attribute__((always_inline)) { sum[m][r] = vfloat{}; });
+    source.template for_each_k<R>(
+        column, k, smaller(k + run, depth),
+        [&](int at, const auto& weight) __attribute__((always_inline)) {
+          add_products<M, R>(
+              [&](auto m) __attribute__((always_inline)) { return splat(x[m * kBlockK + at]); },
+              weight, sum);
+        });
+    const auto add = [&](auto r, const auto& join) __attribute__((always_inline)) {
+      unroll<M>([&](auto m) __attribute__((always_inline)) {
+        float* total = totals + m * kGroupRows + r * kLanes;
+        store(total, join(load(total), sum[m][r], m));
+      });
+    };
+    if constexpr (Source::kQuantized) {
+      source.template for_each_scale<R>(
+          g, column, [&](auto r, vfloat scale, vfloat offset) __attribute__((always_inline)) {
+            add(r, [&](vfloat total, vfloat products, auto m) __attribute__((always_inline)) {
+              return add_run(total, products, scale, offset, sums[g * sum_stride + m]);
+            });
+          });
+    } else {
+      unroll<R>([&](auto r) __attribute__((always_inline)) {
+        add(r, [](vfloat total, vfloat products, auto)
+                   __attribute__((always_inline)) { return total + products; });
+      });
+    }
+  }
+}
+
+/// Columns [0, columns) of a source, for a tile of `rows` rows, 1 to M.
+template <int M = kTileRows, class Source>
+void multiply_rows(int rows, const Source& source, int columns, int depth, int run, const float* x,
+                   const float* sums, int64_t sum_stride, float* totals) {
+  if (rows == M) {
+    constexpr int R = smaller(kTileVectors<M>, Source::kVectors);
+    for (int column = 0; column < columns; column += R * kLanes) {
+      multiply_tile<M, R>(source, column, depth, run, x, sums, sum_stride, totals);
+    }
+  } else if constexpr (M > 1) {
+    multiply_rows<M - 1>(rows, source, columns, depth, run, x, sums, sum_stride, totals);
+  }
+}
+
+/// `count` rows of x in tiles of equal heights, so that none is a low one: f(row, rows).
+template <class Fn>
+void for_each_tile(int count, const Fn& f) {
+  const int tiles = (count + kTileRows - 1) / kTileRows;
+  for (int i = 0; i < tiles; ++i) {
+    const int row = count * i / tiles;
+    f(row, count * (i + 1) / tiles - row);
+  }
+}
+
+// ---- few rows: each weight is read once and unpacked in registers, for each tile anew ----
+
+template <WeightFormat F>
+void few_rows(const LinearParams& params, const LinearArrays& arrays, const float* packed,
+              const float* sums, int n0) {
+  const int rows = static_cast<int>(params.rows);
   const int run = run_length<F>(params);
-  Block<F, R * kLanes> block;
-  vfloat total[M][R];
-  each<M, R>([&](auto m, auto r) __attribute__((always_inline)) { total[m][r] = vfloat{}; });
+  Block<F, kGroupRows> block;
+  alignas(64) float totals[kFewRows * kGroupRows];
+  std::memset(totals, 0, sizeof(float) * rows * kGroupRows);
   for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
     const int depth = smaller(kBlockK, params.k - k0);
     block.open(params, arrays, n0, k0, k0 + depth);
-    for (int g = 0, k = 0; k < depth; ++g, k += run) {
-      vfloat sum[M][R];
-      each<M, R>([&](auto m, auto r) __attribute__((always_inline)) { sum[m][r] = vfloat{}; });
-      for_each_k(block, k, smaller(k + run, depth),
-                 [&](int at, auto j, const vuint* words) __attribute__((always_inline)) {
-                   vfloat xs[M];
-                   unroll<M>([&](auto m) __attribute__((always_inline)) {
-                     xs[m] = splat(x[int64_t{m} * params.k + k0 + at]);
-                   });
-                   unroll<R>([&](auto r) __attribute__((always_inline)) {
-                     const vfloat w = Form::raise(words[r], j);
-                     unroll<M>([&](auto m) __attribute__((always_inline)) {
-                       sum[m][r] = fma(xs[m], w, sum[m][r]);
-                     });
-                   });
-                 });
-      if constexpr (Form::kQuantized) {
-        block.for_each_scale(
-            g, [&](auto r, vfloat scale, vfloat offset) __attribute__((always_inline)) {
-              unroll<M>([&](auto m) __attribute__((always_inline)) {
-                total[m][r] = add_run(total[m][r], sum[m][r], scale, offset, sums[g * M + m]);
-              });
-            });
-      } else {
-        each<M, R>([&](auto m, auto r)
-                       __attribute__((always_inline)) { total[m][r] += sum[m][r]; });
-      }
-    }
-    if constexpr (Form::kQuantized) sums += depth / run * M;
+    for_each_tile(rows, [&](int row, int count) {
+      multiply_rows(count, block, kGroupRows, depth, run,
+                    packed + int64_t{rows} * k0 + row * kBlockK,
+                    sums + int64_t{k0} / run * rows + row, rows, totals + row * kGroupRows);
+    });
   }
-  each<M, R>([&](auto m, auto r) __attribute__((always_inline)) {
-    const int n = n0 + r * kLanes;
-    if (n < params.n) store_out(params, arrays, m, n, total[m][r]);
-  });
+  store_out(params, arrays, 0, rows, n0, totals);
 }
 
-template <WeightFormat F, int M, int R>
-void few_rows_units(const LinearParams& params, const LinearArrays& arrays, const float* x,
-                    const float* sums, int begin, int end) {
-  for (int n0 = begin; n0 < end; n0 += R * kLanes) {
-    few_rows_unit<F, M, R>(params, arrays, x, sums, n0);
-  }
-}
+// ---- many rows: panels of unpacked weights ----
 
-template <WeightFormat F>
-void few_rows(const LinearParams& params, const LinearArrays& arrays, const float* x,
-              const float* sums, int begin, int end) {
-  switch (params.rows) {
-    case 1:
-      return few_rows_units<F, 1, kFewVectors>(params, arrays, x, sums, begin, end);
-    case 2:
-      return few_rows_units<F, 2, kFewVectors / 2>(params, arrays, x, sums, begin, end);
-    case 3:
-      return few_rows_units<F, 3, kFewVectors / 4>(params, arrays, x, sums, begin, end);
-    case 4:
-      return few_rows_units<F, 4, kFewVectors / 4>(params, arrays, x, sums, begin, end);
-  }
-}
-
-// ---- many rows: panels of unpacked weights, tiles of packed x ----
-
-/// kPanelColumns rows of the weight over one block of k.
+/// kPanelColumns rows of the weight over one block of k, in f32.
+template <bool quantized>
 struct Panel {
+  static constexpr bool kQuantized = quantized;
+  static constexpr int kVectors = kPanelVectors;
+
+  template <int R, class Step>
+  [[gnu::always_inline]] void for_each_k(int column, int begin, int end, const Step& step) const {
+    for (int k = begin; k < end; ++k) {
+      step(k, [&](auto r)
+                  __attribute__((always_inline)) { return load(weight[k] + column + r * kLanes); });
+    }
+  }
+
+  template <int R, class Fn>
+  [[gnu::always_inline]] void for_each_scale(int g, int column, const Fn& f) const {
+    unroll<R>([&](auto r) __attribute__((always_inline)) {
+      const int at = column + r * kLanes;
+      f(r, load(scale[g] + at), load(offset[g] + at));
+    });
+  }
+
   float weight[kBlockK][kPanelColumns];
   float scale[kGroupsInBlock][kPanelColumns];
   float offset[kGroupsInBlock][kPanelColumns];
@@ -229,102 +284,51 @@ struct Panel {
 
 template <WeightFormat F>
 void fill_panel(const LinearParams& params, const LinearArrays& arrays, int n0, int k0, int depth,
-                Panel* panel) {
+                Panel<Format<F>::kQuantized>* panel) {
   Block<F, kPanelColumns> block;
   block.open(params, arrays, n0, k0, k0 + depth);
-  for_each_k(block, 0, depth,
-             [&](int k, auto j, const vuint* words) __attribute__((always_inline)) {
-               unroll<kPanelVectors>([&](auto v) __attribute__((always_inline)) {
-                 store(panel->weight[k] + v * kLanes, Format<F>::unpack(words[v], j));
-               });
-             });
+  block.template for_each_word<kPanelVectors>(
+      0, 0, depth, [&](int k, auto j, const vuint* words) __attribute__((always_inline)) {
+        unroll<kPanelVectors>([&](auto v) __attribute__((always_inline)) {
+          store(panel->weight[k] + v * kLanes, Format<F>::unpack(words[v], j));
+        });
+      });
   if constexpr (Format<F>::kQuantized) {
     for (int g = 0; g * params.group_size < depth; ++g) {
-      block.for_each_scale(g,
-                           [&](auto v, vfloat scale, vfloat offset) __attribute__((always_inline)) {
-                             store(panel->scale[g] + v * kLanes, scale);
-                             store(panel->offset[g] + v * kLanes, offset);
-                           });
+      block.template for_each_scale<kPanelVectors>(
+          g, 0, [&](auto v, vfloat scale, vfloat offset) __attribute__((always_inline)) {
+            store(panel->scale[g] + v * kLanes, scale);
+            store(panel->offset[g] + v * kLanes, offset);
+          });
     }
-  }
-}
-
-/// Adds one block of k to the totals of a tile: x (depth, M) packed; sums (groups, sum_stride);
-/// totals (M, kTaskColumns).
-template <bool quantized, int M>
-void multiply_tile(const float* x, const float* sums, int64_t sum_stride, const Panel& panel,
-                   int depth, int run, bool first, float* totals) {
-  for (int g = 0, k = 0; k < depth; ++g) {
-    vfloat sum[M][kPanelVectors];
-    each<M, kPanelVectors>([&](auto m, auto v)
-                               __attribute__((always_inline)) { sum[m][v] = vfloat{}; });
-    for (const int end = smaller(k + run, depth); k < end; ++k) {
-      vfloat w[kPanelVectors];
-      unroll<kPanelVectors>([&](auto v) __attribute__((always_inline)) {
-        w[v] = load(panel.weight[k] + v * kLanes);
-      });
-      unroll<M>([&](auto m) __attribute__((always_inline)) {
-        const vfloat xs = splat(x[k * M + m]);
-        unroll<kPanelVectors>(
-            [&](auto v) __attribute__((always_inline)) { sum[m][v] = fma(xs, w[v], sum[m][v]); });
-      });
-    }
-    each<M, kPanelVectors>([&](auto m, auto v) __attribute__((always_inline)) {
-      float* total = totals + m * kTaskColumns + v * kLanes;
-      const vfloat before = first ? vfloat{} : load(total);
-      if constexpr (quantized) {
-        store(total, add_run(before, sum[m][v], load(panel.scale[g] + v * kLanes),
-                             load(panel.offset[g] + v * kLanes), sums[g * sum_stride + m]));
-      } else {
-        store(total, before + sum[m][v]);
-      }
-    });
-    first = false;
-  }
-}
-
-/// A tile of `rows` rows, 1 to M.
-template <bool quantized, int M = kTileRows>
-void multiply_tile(int rows, const float* x, const float* sums, int64_t sum_stride,
-                   const Panel& panel, int depth, int run, bool first, float* totals) {
-  if (rows == M) {
-    multiply_tile<quantized, M>(x, sums, sum_stride, panel, depth, run, first, totals);
-  } else if constexpr (M > 1) {
-    multiply_tile<quantized, M - 1>(rows, x, sums, sum_stride, panel, depth, run, first, totals);
   }
 }
 
 template <WeightFormat F>
 void many_rows(const LinearParams& params, const LinearArrays& arrays, const float* packed,
                const float* sums, int64_t first, int rows, int n0, float* totals, void* scratch) {
-  constexpr bool kQuantized = Format<F>::kQuantized;
-  Panel* panels = static_cast<Panel*>(scratch);
-  const int columns = smaller(kTaskColumns, params.n - n0);
+  auto* panels = static_cast<Panel<Format<F>::kQuantized>*>(scratch);
+  const int columns = smaller(kGroupRows, params.n - n0);
   const int run = run_length<F>(params);
-  const int rows_in_cache = kTilesInCache * kTileRows;
+  std::memset(totals, 0, sizeof(float) * rows * kGroupRows);
   for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
     const int depth = smaller(kBlockK, params.k - k0);
     for (int c = 0; c < columns; c += kPanelColumns) {
       fill_panel<F>(params, arrays, n0 + c, k0, depth, panels + c / kPanelColumns);
     }
-    for (int row0 = 0; row0 < rows; row0 += rows_in_cache) {
+    for (int row0 = 0; row0 < rows; row0 += kRowsInCache) {
       for (int c = 0; c < columns; c += kPanelColumns) {
-        for (int row = row0; row < smaller(row0 + rows_in_cache, rows); row += kTileRows) {
-          multiply_tile<kQuantized>(smaller(kTileRows, rows - row),
-                                    packed + int64_t{rows} * k0 + int64_t{row} * depth,
-                                    sums + (kQuantized ? int64_t{k0} / run * rows + row : 0), rows,
-                                    panels[c / kPanelColumns], depth, run, k0 == 0,
-                                    totals + int64_t{row} * kTaskColumns + c);
-        }
+        for_each_tile(smaller(kRowsInCache, rows - row0), [&](int tile, int count) {
+          const int row = row0 + tile;
+          multiply_rows(count, panels[c / kPanelColumns], kPanelColumns, depth, run,
+                        packed + int64_t{rows} * k0 + int64_t{row} * kBlockK,
+                        sums + int64_t{k0} / run * rows + row, rows,
+                        totals + int64_t{row} * kGroupRows + c);
+        });
       }
     }
   }
-  for (int row = 0; row < rows; ++row) {
-    for (int c = 0; c < columns; c += kLanes) {
-      store_out(params, arrays, first + row, n0 + c,
-                load(totals + int64_t{row} * kTaskColumns + c));
-    }
-  }
+  store_out(params, arrays, first, rows, n0, totals);
 }
 
 // ---- the packed layout ----
@@ -358,9 +362,11 @@ void pack_weight(const LinearParams& params, const LinearArrays& from, int begin
 
 template <WeightFormat F, class T>
 constexpr LinearKernels kernels_of() {
-  return {kTileRows,     int64_t{kTaskPanels} * sizeof(Panel),
-          &few_rows<F>,  &widen_x<F, T>,
-          &many_rows<F>, &pack_x<T>,
+  return {(kGroupRows / kPanelColumns) * sizeof(Panel<Format<F>::kQuantized>),
+          &few_rows<F>,
+          &pack_x<F, true, T>,
+          &many_rows<F>,
+          &pack_x<F, false, T>,
           &pack_weight};
 }
 

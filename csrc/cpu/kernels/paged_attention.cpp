@@ -26,8 +26,9 @@ const AttentionCode& code_of(const PagedAttentionParams& params) {
 void run_tiles(const PagedAttentionParams& params, const AttentionInputs& in,
                const TileOutput& out) {
   const AttentionCode& code = code_of(params);
-  parallel_for(static_cast<size_t>(params.num_tiles) * params.num_kv_heads, 1,
-               [&](size_t begin, size_t end) { code.tiles(params, in, out, begin, end); });
+  // A stacked tile takes as long as many others, and comes before them.
+  parallel_tasks(static_cast<size_t>(params.num_tiles) * params.num_kv_heads,
+                 [&](size_t begin, size_t end) { code.tiles(params, in, out, begin, end); });
 }
 
 }  // namespace

@@ -29,12 +29,11 @@ namespace {
 /// steps of a query row do not depend on its tile.
 constexpr int kBlock = 64;
 
-/// Tokens whose V rows are gathered at a time: 32 rows of 128 are 16 KB, half of L1.
-constexpr int kValueBlock = 32;
+/// Tokens whose K rows lie in f32 at a time: with 32 query rows of 128 they fit L1.
+constexpr int kKeyRows = 16;
 
-/// Query rows whose scores are computed against all of a block before the next rows are: 18 rows of
-/// 128, nine KB, stay in L1.
-constexpr int kRowBlock = 18;
+/// Vectors of V rows that are gathered at a time: 64 tokens of 32 floats (AVX2) are 8 KB of L1.
+constexpr int kPanel = 4;
 
 /// Adds a sink to a state: its denominator grows by 2^sink. The same in the direct path and after a
 /// merge, so that both give the same bits.
@@ -52,11 +51,12 @@ inline float add_sink(float* v, int head_dim, float lse, float sink) {
 struct TileMemory {
   TileMemory(int rows, int head_dim) {
     const size_t row = head_dim;
-    q = attention_scratch(rows * (2 * row + kBlock + 4) + kBlock * row);
+    constexpr size_t kGathered = kBlock * kPanel * kLanes;
+    q = attention_scratch(rows * (2 * row + kBlock + 4) + std::max(kKeyRows * row, kGathered));
     o = q + rows * row;
     p = o + rows * row;
     gathered = p + static_cast<size_t>(rows) * kBlock;
-    m = gathered + kBlock * row;
+    m = gathered + std::max(kKeyRows * row, kGathered);
     l = m + rows;
     from = reinterpret_cast<int32_t*>(l + rows);
     to = from + rows;
@@ -65,7 +65,7 @@ struct TileMemory {
   float* q;         // (rows, head_dim), times sm_scale * log2(e)
   float* o;         // (rows, head_dim), not normalised
   float* p;         // (rows, kBlock) scores, then weights
-  float* gathered;  // (kBlock, head_dim) K or V rows in f32
+  float* gathered;  // (kKeyRows, head_dim) of K or (kBlock, kPanel * kLanes) of V in f32
   float* m;         // (rows) running maximum
   float* l;         // (rows) running denominator
   int32_t* from;    // (rows) tokens [from, to) of the current block that the row sees
@@ -200,45 +200,45 @@ class TileRun {
       std::fill_n(mem_.from + i * group_, group_, from);
       std::fill_n(mem_.to + i * group_, group_, std::max(from, to));
     }
-    scores();
-    by_rows<4>(0, rows_, [&](auto rows, int r) { softmax<rows>(r); });
+    for (int t = from_ & -kQuad; t < to_; t += kKeyRows) scores(t, std::min(t + kKeyRows, to_));
+    by_parts<4>(0, rows_, [&](auto rows, int r) { softmax<rows>(r); });
     weigh_values(block);
   }
 
-  /// f(R, r) for groups [r, r + R) of rows that cover [begin, end), R <= Most. Four rows in threes
-  /// are two and two.
+  /// f(N, i) for parts [i, i + N) of [begin, end), N <= Most. Four in threes are two and two.
   template <int Most, class F>
-  static void by_rows(int begin, int end, F&& f) {
-    int r = begin;
-    while (end - r >= Most && !(Most == 3 && end - r == 4)) {
-      f(std::integral_constant<int, Most>{}, r);
-      r += Most;
+  static void by_parts(int begin, int end, F&& f) {
+    int i = begin;
+    while (end - i >= Most && !(Most == 3 && end - i == 4)) {
+      f(std::integral_constant<int, Most>{}, i);
+      i += Most;
     }
     if constexpr (Most == 3) {
-      if (end - r == 4) {
-        f(std::integral_constant<int, 2>{}, r);
-        r += 2;
+      if (end - i == 4) {
+        f(std::integral_constant<int, 2>{}, i);
+        i += 2;
       }
     }
     if constexpr (Most > 1) {
-      if (r < end) by_rows<Most - 1>(r, end, f);
+      if (i < end) by_parts<Most - 1>(i, end, f);
     }
   }
 
-  void scores() {
-    for (int r0 = 0; r0 < rows_; r0 += kRowBlock) {
-      const int r1 = std::min(rows_, r0 + kRowBlock);
-      for (int t = from_ & -kQuad; t < to_; t += kQuad) {
-        if (r0 == 0) {
-          for (int j = t; j < t + kQuad; ++j) key_[j] = key_row(keys_[j], j);
-          for (int j = std::max(t, from_); j < std::min(t + kQuad, to_); ++j) prefetch(values_[j]);
-        }
-        const float* const* key = key_ + t;
-        by_rows<3>(r0, r1, [&](auto rows, int r) {
-          dot_quad<rows>(mem_.q + r * dim_, dim_, key, mem_.p + r * kBlock + t, kBlock);
-        });
+  /// Scores of all rows for tokens [begin, end) in quads, and the tokens' V rows into L2: a few
+  /// after each register block, since a run of prefetches would hold up the loads behind it.
+  void scores(int begin, int end) {
+    const float* key[kKeyRows];
+    for (int t = begin; t < end || t % kQuad != 0; ++t)
+      key[t - begin] = key_row(keys_[t], t - begin);
+    const int first = std::max(begin, from_);
+    int next = first;
+    by_parts<3>(0, rows_, [&](auto rows, int r) {
+      for (int t = begin; t < end; t += kQuad) {
+        dot_quad<rows>(mem_.q + r * dim_, dim_, key + t - begin, mem_.p + r * kBlock + t, kBlock);
       }
-    }
+      const int until = first + (end - first) * (r + rows) / rows_;
+      for (; next < until; ++next) prefetch(values_[next]);
+    });
   }
 
   /// A K row in f32: itself where few query rows read it, else gathered.
@@ -246,13 +246,17 @@ class TileRun {
     if constexpr (std::is_same_v<T, float>) {
       if (rows_ <= 4) return row;
     }
-    return gather(row, index);
+    float* to = mem_.gathered + index * dim_;
+    by_parts<8>(0, dim_ / kLanes,
+                [&](auto count, int i) { copy<count>(to + i * kLanes, row + i * kLanes); });
+    return to;
   }
 
-  const float* gather(const T* row, int index) {
-    float* to = mem_.gathered + index * dim_;
-    for (int d = 0; d < dim_; d += kLanes) store(to + d, load(row + d));
-    return to;
+  /// Vectors of a row to f32. The pointers are arguments: for all that the compiler knows, a store
+  /// could alter members, and it would read them again for every vector.
+  template <int Vectors>
+  static void copy(float* to, const T* row) {
+    unroll<Vectors>([&](auto j) { store(to + j * kLanes, load(row + j * kLanes)); });
   }
 
   /// Turns the scores of rows [r, r + Rows) into weights, 0 where a row does not see.
@@ -277,37 +281,43 @@ class TileRun {
     }
   }
 
-  /// Adds the weighted values. V rows are gathered into dense memory: in the pool, the rows of
-  /// consecutive tokens may be 4 KB apart and would evict each other from L1.
+  /// Adds the weighted values, some vectors of all V rows at a time. They are gathered into dense
+  /// memory: in the pool, the rows of consecutive tokens may be 4 KB apart and would evict each
+  /// other from L1. The K rows of the next block come into L2 meanwhile.
   void weigh_values(int64_t block) {
-    const float* value[kBlock];
-    for (int t0 = from_ & -kValueBlock; t0 < to_; t0 += kValueBlock) {
-      const int begin = std::max(t0, from_), end = std::min(t0 + kValueBlock, to_);
-      for (int t = begin; t < end; ++t) {
-        value[t] = gather(values_[t], t - t0);
-        if (block + kBlock + t < high_) prefetch(k_ + place(block + kBlock + t));
+    const int64_t next_block = block + kBlock;
+    const auto num_next = static_cast<int>(std::clamp<int64_t>(high_ - next_block, 0, kBlock));
+    int next = 0;
+    const int vectors = dim_ / kLanes;
+    by_parts<kPanel>(0, vectors, [&](auto width, int first) {
+      for (int t = from_; t < to_; ++t) {
+        copy<width>(mem_.gathered + t * width * kLanes, values_[t] + first * kLanes);
       }
-      by_rows<4>(0, rows_, [&](auto rows, int r) { weigh_rows<rows>(r, value, begin, end); });
-    }
+      by_parts<3>(0, rows_, [&](auto rows, int r) {
+        weigh_rows<rows, width>(r, first * kLanes);
+        const int until = num_next * (first * rows_ + width * (r + rows)) / (vectors * rows_);
+        for (; next < until; ++next) prefetch(k_ + place(next_block + next));
+      });
+    });
   }
 
-  /// Adds tokens [begin, end) to rows [r, r + Rows). A row never reads tokens that it does not see:
-  /// 0 * NaN is NaN.
-  template <int Rows>
-  void weigh_rows(int r, const float* const* value, int begin, int end) {
-    float* o = mem_.o + r * dim_;
+  /// Adds the gathered vectors to rows [r, r + Rows) from d on. A row never reads tokens that it
+  /// does not see: 0 * NaN is NaN.
+  template <int Rows, int Vectors>
+  void weigh_rows(int r, int d) {
+    float* o = mem_.o + r * dim_ + d;
     const float* p = mem_.p + r * kBlock;
     const int32_t *from = mem_.from + r, *to = mem_.to + r;
     // Later rows start and end later: what all of them see is done together, the rest row by row.
-    const int all_begin = std::max(begin, from[Rows - 1]);
-    const int all_end = std::max(all_begin, std::min(end, to[0]));
+    const int all_begin = from[Rows - 1];
+    const int all_end = std::max(all_begin, to[0]);
     const auto alone = [&](int i, int first, int last) {
-      accumulate<1>(o + i * dim_, dim_, p + i * kBlock, kBlock, value, std::max(first, from[i]),
-                    std::min(last, to[i]));
+      accumulate<1, Vectors>(o + i * dim_, dim_, p + i * kBlock, kBlock, mem_.gathered,
+                             std::max(first, from[i]), std::min(last, to[i]));
     };
-    for (int i = 0; Rows > 1 && i < Rows; ++i) alone(i, begin, std::min(all_begin, end));
-    accumulate<Rows>(o, dim_, p, kBlock, value, all_begin, all_end);
-    for (int i = 0; Rows > 1 && i < Rows; ++i) alone(i, all_end, end);
+    for (int i = 0; Rows > 1 && i < Rows; ++i) alone(i, from_, all_begin);
+    accumulate<Rows, Vectors>(o, dim_, p, kBlock, mem_.gathered, all_begin, all_end);
+    for (int i = 0; Rows > 1 && i < Rows; ++i) alone(i, all_end, to_);
   }
 
   const PagedAttentionParams& params_;
@@ -329,7 +339,6 @@ class TileRun {
   int from_, to_;  // tokens of the current block
   const T* keys_[kBlock];
   const T* values_[kBlock];
-  const float* key_[kBlock];  // K rows in f32
 };
 
 template <class T>

@@ -127,6 +127,17 @@ inline float max(vfloat v) {
   return m;
 }
 
+/// The vector itself, in a register: GCC would rather load it again for every use, where loads are
+/// what bounds the loop, or hoist loads until sums no longer fit the registers.
+[[gnu::always_inline]] inline vfloat in_register(vfloat x) {
+#if defined(__x86_64__)
+  asm("" : "+v"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#endif
+  return x;
+}
+
 /// 2^x, relative error below 2e-7 in [-126, 127]; 0 below -126 (-inf included), 2^127 above 127.
 /// NaN stays NaN.
 inline vfloat exp2(vfloat x) {

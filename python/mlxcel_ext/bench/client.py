@@ -11,8 +11,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 #: Longest line of a stream; logprobs make long ones.
 _LINE_LIMIT = 2**24
+_READ = 65536
 
 
 @dataclass
@@ -122,7 +125,7 @@ async def _measure(pieces: AsyncIterator[bytes], sample: Sample) -> None:
             payload = line[5:].strip()
             if payload == b"[DONE]":
                 continue
-            event = json.loads(payload)
+            event = msgspec.json.decode(payload)
             if "error" in event:
                 sample.error = json.dumps(event["error"])
                 return
@@ -165,24 +168,39 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
 async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
     """Pieces of the body as they come: chunked, of known length, or up to the end of the connection."""
     if headers.get("transfer-encoding", "").lower() == "chunked":
-        while True:
-            line = await reader.readline()
-            if not line:
-                raise _cut_off()
-            size = int(line.split(b";")[0], 16)
-            if size == 0:
+        buffer = b""
+        while piece := await reader.read(_READ):
+            body, buffer, ended = _dechunk(buffer + piece)
+            if body:
+                yield body
+            if ended:
                 return
-            yield await reader.readexactly(size)
-            await reader.readline()
+        raise _cut_off()
     left = int(headers["content-length"]) if "content-length" in headers else None
     while left is None or left > 0:
-        piece = await reader.read(65536 if left is None else min(left, 65536))
+        piece = await reader.read(_READ if left is None else min(left, _READ))
         if not piece:
             if left is not None:
                 raise _cut_off()
             return
         left = None if left is None else left - len(piece)
         yield piece
+
+
+def _dechunk(data: bytes) -> tuple[bytes, bytes, bool]:
+    """The chunks that data holds whole, joined; what is left; and whether the last chunk was among them."""
+    parts = []
+    at = 0
+    while (line_end := data.find(b"\r\n", at)) >= 0:
+        size = int(data[at:line_end].split(b";")[0], 16)
+        start = line_end + 2
+        if len(data) < start + size + 2:
+            break
+        parts.append(data[start : start + size])
+        at = start + size + 2
+        if size == 0:
+            return b"".join(parts), b"", True
+    return b"".join(parts), data[at:], False
 
 
 def _cut_off() -> ConnectionError:

@@ -22,12 +22,13 @@ class PrefixMatch:
 class _Node:
     """One page. Its path from the root spells the tokens whose KV the page completes."""
 
-    __slots__ = ("born", "children", "key", "keys", "page", "parent", "salt", "stamp")
+    __slots__ = ("born", "children", "depth", "key", "keys", "page", "parent", "salt", "stamp")
 
     def __init__(self, key: tuple[int, ...], page: int, parent: _Node | None, stamp: int, born: int) -> None:
         self.key = key
         self.page = page
-        self.parent = parent
+        self.parent = parent  # None: a root, or out of the tree
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self.stamp = stamp
         self.born = born
         self.salt: str | None = None  # of a root
@@ -40,6 +41,22 @@ class _Node:
     @property
     def is_leaf(self) -> bool:
         return self.parent is not None and not self.children
+
+
+@dataclass(slots=True)
+class Cursor:
+    """The deepest whole page to which a request's tokens were followed: the next look goes on from there."""
+
+    node: _Node | None = None
+
+    def pages(self) -> list[int]:
+        """The pages up to here; none where the node has left the tree."""
+        pages: list[int] = []
+        node = self.node
+        while node is not None and node.parent is not None:
+            pages.append(node.page)
+            node = node.parent
+        return pages[::-1]
 
 
 class PrefixTree:
@@ -70,30 +87,54 @@ class PrefixTree:
         """A new step is planned: pages inserted from now on are written in it, not before it."""
         self._step += 1
 
-    def match(self, tokens: Sequence[int], salt: str | None = None) -> PrefixMatch:
-        """Find the longest cached prefix of the tokens. Nothing is consumed or retained: the caller retains.
+    def match(
+        self, tokens: Sequence[int], salt: str | None = None, *, count: int | None = None
+    ) -> PrefixMatch:
+        """Find the longest cached prefix of the first ``count`` tokens. Nothing is consumed; the caller retains.
 
         Whole pages may be shared in the step that writes them. A page to copy from must be older: copies
         come first in a step.
         """
-        node = self._roots.get(salt)
+        node, partial, num_tokens = self._follow(self._roots.get(salt), tokens, count)
+        return PrefixMatch(tuple(Cursor(node).pages()), None if partial is None else partial.page, num_tokens)
+
+    def match_length(
+        self, tokens: Sequence[int], salt: str | None, cursor: Cursor, *, count: int | None = None
+    ) -> int:
+        """The num_tokens of match(); looks only at what lies behind the cursor, and moves it on."""
+        node = self._resume(cursor, salt)
+        while count is not None and node is not None and node.depth * self._page_size > count:
+            node = node.parent  # an earlier look went further
+        cursor.node, _, num_tokens = self._follow(node, tokens, count)
+        return num_tokens
+
+    def _resume(self, cursor: Cursor | None, salt: str | None) -> _Node | None:
+        """The cursor's node, or the root where that has left the tree."""
+        if cursor is None or cursor.node is None or cursor.node.parent is None:
+            return self._roots.get(salt)
+        return cursor.node
+
+    def _follow(
+        self, node: _Node | None, tokens: Sequence[int], count: int | None
+    ) -> tuple[_Node | None, _Node | None, int]:
+        """From a node on: the last whole page, the page that holds a part more, and the tokens up to its end."""
         if node is None:
-            return PrefixMatch()
+            return None, None, 0
         self._clock += 1
-        pages: list[int] = []
-        size, position = self._page_size, 0
-        while len(tokens) - position >= size:
+        node.stamp = self._clock
+        count = len(tokens) if count is None else count
+        size = self._page_size
+        position = node.depth * size
+        while count - position >= size:
             child = node.children.get(tuple(tokens[position : position + size]))
             if child is None:
                 break
             child.stamp = self._clock
-            pages.append(child.page)
             node, position = child, position + size
-        best, shared = self._most_in_common(node, tuple(tokens[position : position + size]))
-        if best is None:
-            return PrefixMatch(tuple(pages), None, position)
-        best.stamp = self._clock
-        return PrefixMatch(tuple(pages), best.page, position + shared)
+        partial, shared = self._most_in_common(node, tuple(tokens[position : min(position + size, count)]))
+        if partial is not None:
+            partial.stamp = self._clock
+        return node, partial, position + shared
 
     def _most_in_common(self, node: _Node, tail: tuple[int, ...]) -> tuple[_Node | None, int]:
         """The child, older than this step, with the longest common beginning, and its length."""
@@ -117,35 +158,45 @@ class PrefixTree:
         pages: MutableSequence[int],
         salt: str | None = None,
         *,
+        count: int | None = None,
         first: int = 0,
         with_tail: bool = False,
+        cursor: Cursor | None = None,
     ) -> list[int]:
-        """Hold the pages of a request whose KV of these tokens is written, in the present step at the latest.
+        """Hold the pages of a request whose KV of the first ``count`` tokens is written, in the present step at the
+        latest.
 
         Where the tree has another page for the same prefix, that one takes the place of the request's in
         ``pages``; the replaced pages are returned, for the caller to release once nothing planned uses them.
         Pages before ``first`` are the request's no more: where the tree does not hold them, it takes nothing.
+        With a cursor, only what lies behind it is looked at, and it moves on.
         with_tail also holds a last page that is not full, for others to copy from; the request must not
         write to it any more.
         """
         size = self._page_size
-        full = len(tokens) // size
-        tail = tuple(tokens[full * size :]) if with_tail else ()
+        count = len(tokens) if count is None else count
+        full = count // size
+        tail = tuple(tokens[full * size : count]) if with_tail else ()
         if self.max_pages == 0 or not (full or tail):
             return []
         self._clock += 1
         self.version += 1
-        node = self._roots.get(salt)
+        node = self._resume(cursor, salt)
         if node is None:
             node = self._roots[salt] = _Node((), -1, None, 0, 0)
             node.salt = salt
+        while node.parent is not None and (
+            node.depth > full or (node.depth > first and pages[node.depth - 1] != node.page)
+        ):
+            node = node.parent  # a look has moved the cursor over pages that the request did not adopt
         replaced: list[int] = []
-        for i in range(full):
+        for i in range(node.depth, full):
             key = tuple(tokens[i * size : (i + 1) * size])
             child = node.children.get(key)
             if child is None:
                 if i < first:
-                    return replaced
+                    tail = ()
+                    break
                 child = self._add(node, key, pages[i])
             elif i >= first and child.page != pages[i]:
                 self._allocator.retain(child.page)
@@ -153,6 +204,8 @@ class PrefixTree:
                 pages[i] = child.page
             child.stamp = self._clock
             node = child
+        if cursor is not None:
+            cursor.node = node
         if tail:
             place = bisect_left(node.keys, tail)
             if place < len(node.keys) and node.keys[place][: len(tail)] == tail:
@@ -225,20 +278,23 @@ class PrefixTree:
 
     def clear(self) -> None:
         """Forget everything, pages in use too: for when their contents cannot be trusted."""
-        pages = list(self.pages())
+        nodes = list(self._nodes())
         self._roots = {}
         self._leaves = []
         self.num_pages = 0
-        for page in pages:
-            self._allocator.drop(page)
+        for node in nodes:
+            node.parent = None
+            self._allocator.drop(node.page)
 
     def pages(self) -> Iterator[int]:
         """Every page that the tree holds."""
-        stack = list(self._roots.values())
+        return (node.page for node in self._nodes())
+
+    def _nodes(self) -> Iterator[_Node]:
+        stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
-            if node.page >= 0:
-                yield node.page
+            yield node
             stack.extend(node.children.values())
 
 

@@ -18,6 +18,10 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
+#: Texts and ids beyond this length go through the library's batch calls, which let other threads run meanwhile.
+LONG = 4096
+
+
 class Tokenizer:
     """A tokenizer of the `tokenizers` package, with what serving needs around it.
 
@@ -92,12 +96,17 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError(f"[encode] text is not valid Unicode: {error}.") from None
+        if len(text) > LONG:
+            encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return list(encodings[0].ids)
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids; bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
-        if any(i < 0 for i in ids):
+        if min(ids, default=0) < 0:
             raise ValueError(f"[decode] ids must not be negative, got {min(ids)}.")
+        if len(ids) > LONG:
+            return str(self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def decode_stream(self, skip_special_tokens: bool = True) -> DecodeStream:

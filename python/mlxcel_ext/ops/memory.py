@@ -22,7 +22,7 @@ def use_huge_pages(arrays: Sequence[mx.array]) -> None:
 
 
 def zeros(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    """Evaluated zeros, on CPU in huge pages."""
+    """Evaluated zeros, on CPU in huge pages and, on Linux, without memory until they are used."""
     if on_cpu(None):
         return _ext.zeros_in_huge_pages(list(shape), dtype)
     out = mx.zeros(shape, dtype)

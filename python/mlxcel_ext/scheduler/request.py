@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from ..kvcache.prefix_tree import Cursor
+
 
 class State(Enum):
     WAITING = "waiting"  # queued; also after a preemption
@@ -25,6 +27,8 @@ class Request:
     pages          pages of those tokens and of the ones to come, in order
     num_dropped    leading pages that have been given back: every window has passed them, nobody reads them. Their
                    ids keep the places of the others.
+    cursor         how far its tokens were followed in the prefix tree. An admission adopts all pages up to there, so
+                   that they are its own while it runs.
     """
 
     request_id: str
@@ -41,6 +45,7 @@ class Request:
     state: State = State.WAITING
     pages: array[int] = field(default_factory=lambda: array("i"))
     num_dropped: int = 0
+    cursor: Cursor = field(default_factory=Cursor)
     num_scheduled: int = 0
     num_unread: int = 0
     prefilling: bool = True

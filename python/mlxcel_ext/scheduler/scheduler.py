@@ -170,9 +170,14 @@ class Scheduler:
     def _release(self, request: Request, *, keep: bool) -> None:
         replaced: list[int] = []
         if self.tree is not None and keep and request.use_prefix_cache and request.pages:
-            written = request.tokens[: request.num_scheduled]
+            # From the root: the whole path has been used until now.
             replaced = self.tree.insert(
-                written, request.pages, request.cache_salt, first=request.num_dropped, with_tail=True
+                request.tokens,
+                request.pages,
+                request.cache_salt,
+                count=min(request.num_scheduled, len(request.tokens)),
+                first=request.num_dropped,
+                with_tail=True,
             )
         for page in (*request.own_pages, *replaced):
             self.allocator.release(page)
@@ -368,9 +373,13 @@ class Scheduler:
         if self.tree is not None and request.use_prefix_cache:
             # Steps run in order, and a layer writes all rows' KV before any row reads it: whoever is planned
             # after this row may adopt its pages, in this very step too.
-            written = request.tokens[: request.num_scheduled]
             self._to_release += self.tree.insert(
-                written, request.pages, request.cache_salt, first=request.num_dropped
+                request.tokens,
+                request.pages,
+                request.cache_salt,
+                count=request.num_scheduled,
+                first=request.num_dropped,
+                cursor=request.cursor,
             )
         return count
 
@@ -389,14 +398,17 @@ class Scheduler:
         if self.tree is None or not request.use_prefix_cache:
             return PrefixMatch()
         # The last token is always computed: its logits are what the request wants.
-        return self.tree.match(request.tokens[:-1], request.cache_salt)
+        return self.tree.match(request.tokens, request.cache_salt, count=len(request.tokens) - 1)
 
     def _uncached_tokens(self, request: Request) -> int:
         total = len(request.tokens)
-        if total <= self.prefill_chunk_size or self.tree is None:
+        if total <= self.prefill_chunk_size or self.tree is None or not request.use_prefix_cache:
             return total
         if self._uncached[:2] != (request, self.tree.version):
-            self._uncached = (request, self.tree.version, total - self._match(request).num_tokens)
+            cached = self.tree.match_length(
+                request.tokens, request.cache_salt, request.cursor, count=total - 1
+            )
+            self._uncached = (request, self.tree.version, total - cached)
         return self._uncached[2]
 
     def _admit(self, plan: StepPlan, request: Request, most: int, *, whole: bool) -> int:
@@ -463,6 +475,8 @@ class Scheduler:
         for r in self.running:
             assert r.num_scheduled <= len(r.pages) * self.page_size
             assert r.num_scheduled <= r.num_total_tokens
+            followed = r.cursor.pages()
+            assert followed[r.num_dropped :] == list(r.pages[r.num_dropped : len(followed)])
         slots = [r.slot for r in self.running]
         assert sorted(slots + self._slots) == list(range(self.max_num_seqs)), "two requests share a slot"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -15,6 +16,7 @@ from .body import read_json
 from .errors import bad_request
 from .generation import Generation, Work
 from .middleware import LOG_FIELDS
+from .params import grammar_field
 from .protocol import GenerationRequest, Usage, encode
 from .respond import json_response, stream_response
 from .sse import event, until_disconnect
@@ -64,8 +66,10 @@ class Answer(ABC, Generic[R]):
             self.state,
             self.works,
             self._log_fields,
+            stream=bool(self.request.stream),
             priority=self.request.priority or 0,
             cache_salt=self.request.cache_salt,
+            grammar_field=grammar_field(self.request),
         )
 
     def _envelope(self, kind: str, **fields: Any) -> dict[str, Any]:
@@ -79,22 +83,34 @@ class Answer(ABC, Generic[R]):
                 for index, output in batch:
                     self.add(index, output)
             usage = self.usage(generation)
-        return json_response(self._envelope(self.whole_kind, **self.whole(), usage=usage))
+        params = self.works[0].params
+        if params.logprobs is None and params.prompt_logprobs is None:
+            fields = self.whole()
+        else:  # those of a long prompt take seconds to write down
+            fields = await asyncio.to_thread(self.whole)
+        return json_response(self._envelope(self.whole_kind, **fields, usage=usage))
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The answer as chunks, those of each batch of outputs together."""
         options = self.request.stream_options
         include_usage = bool(options and options.include_usage)
         every_usage = bool(options and options.continuous_usage_stats)
+        # Encoded once, not for each token: what comes before and after the fields that change.
+        head = encode(self._envelope(self.chunk_kind))[:-1] + b","
+        tail = b',"usage":null}' if include_usage else b"}"
+
+        def written(batch: list[tuple[int, RequestOutput]], tail: bytes) -> bytes:
+            return b"".join(
+                event(head + encode(fields)[1:-1] + tail)
+                for index, output in batch
+                for fields in self.chunks(index, output)
+            )
+
+        slow = self.works[0].params.prompt_logprobs is not None
         async for batch in generation:
-            events = []
-            for index, output in batch:
-                for fields in self.chunks(index, output):
-                    chunk = self._envelope(self.chunk_kind, **fields)
-                    if include_usage or every_usage:
-                        chunk["usage"] = self.usage(generation) if every_usage else None
-                    events.append(event(encode(chunk)))
-            yield b"".join(events)
+            if every_usage:
+                tail = b',"usage":' + encode(self.usage(generation)) + b"}"
+            yield await asyncio.to_thread(written, batch, tail) if slow else written(batch, tail)
         if include_usage:
             yield event(encode(self._envelope(self.chunk_kind, choices=[], usage=self.usage(generation))))
 

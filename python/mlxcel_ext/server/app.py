@@ -22,8 +22,9 @@ from .chat import chat_completions
 from .completions import completions
 from .dashboard import snapshot
 from .errors import ApiError, bad_request
+from .generation import TRUNCATED
 from .generation import tokenize as encode_text
-from .messages import as_template_message, render_messages
+from .messages import as_template_messages, render_messages
 from .middleware import MAX_PATH, KeyCheck, RequestLog
 from .openapi import document
 from .protocol import DetokenizeRequest, ModelCard, TokenizeRequest
@@ -77,7 +78,7 @@ async def tokenize(request: Request) -> Response:
     if body.messages is not None:
         if not body.messages:
             raise bad_request("messages must not be empty", "messages", "invalid_value")
-        messages = [as_template_message(message, index) for index, message in enumerate(body.messages)]
+        messages = as_template_messages(state, body.messages)
         text = render_messages(state, messages, add_generation_prompt=body.add_generation_prompt is not False)
         ids = await encode_text(state, text, bool(body.add_special_tokens))
     else:
@@ -93,14 +94,22 @@ async def detokenize(request: Request) -> Response:
     body = await read_json(request, DetokenizeRequest, state.settings.max_body_bytes)
     state.check_model(body.model)
     tokenizer = state.model.tokenizer
-    unknown = next((token for token in body.tokens if token >= tokenizer.vocab_size), None)
-    if unknown is not None:
+    most = state.engine.max_model_len * TRUNCATED
+    if len(body.tokens) > most:
         raise bad_request(
-            f"tokens holds {unknown}; the vocabulary has {tokenizer.vocab_size} tokens",
+            f"{len(body.tokens)} tokens are more than this server takes: {most}",
+            "tokens",
+            "context_length_exceeded",
+        )
+    highest = max(body.tokens, default=0)
+    if highest >= tokenizer.vocab_size:
+        raise bad_request(
+            f"tokens holds {highest}; the vocabulary has {tokenizer.vocab_size} tokens",
             "tokens",
             "invalid_value",
         )
-    return json_response({"prompt": tokenizer.decode(body.tokens, bool(body.skip_special_tokens))})
+    text = await asyncio.to_thread(tokenizer.decode, body.tokens, bool(body.skip_special_tokens))
+    return json_response({"prompt": text})
 
 
 async def cache_stats(request: Request) -> Response:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,9 +29,21 @@ def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     return _DECODERS[kind]
 
 
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A body of a million lists sets the collector off a thousand times: four fifths of its decoding."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body; a 413 as soon as it is known to be longer than limit bytes."""
-    too_large = ApiError(413, f"The request body is larger than {limit} bytes", code="body_too_large")
+    too_large = ApiError(
+        413, f"The request body is larger than this server's limit of {limit} bytes", code="body_too_large"
+    )
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise too_large
@@ -64,7 +79,8 @@ async def read_json(request: Request, kind: type[T], limit: int) -> T:
         )
     raw = await read_body(request, limit)
     try:
-        return _decoder(kind).decode(raw)
+        with _collector_paused():
+            return _decoder(kind).decode(raw)
     except msgspec.ValidationError as error:
         raise from_validation(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

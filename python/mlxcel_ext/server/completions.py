@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request
 
@@ -12,9 +12,9 @@ from ..outputs import RequestOutput, TokenLogprob
 from ..sampling_params import SamplingParams
 from .answer import Answer, answer
 from .errors import bad_request
-from .generation import Generation, Work, check_length, seeded, tokenize
+from .generation import OFF_LOOP_CHARS, Generation, Work, check_length, seeded, tokenize
 from .params import grammar_of, sampling_params
-from .protocol import CompletionRequest, Usage
+from .protocol import CompletionRequest, Prompt, Usage
 from .state import ServerState
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's and vLLM's
@@ -103,16 +103,11 @@ class _Answer(Answer[CompletionRequest]):
             raise bad_request("best_of other than n is not supported", "best_of", "unsupported_value")
         if request.suffix:
             raise bad_request("suffix is not supported", "suffix", "unsupported_value")
-        prompts = as_prompts(request.prompt)
-        if len(prompts) * n > state.settings.max_choices:
-            raise bad_request(
-                f"{len(prompts)} prompts times n = {n} is more than this server's {state.settings.max_choices}",
-                "prompt",
-                "invalid_value",
-            )
+        prompts = as_prompts(request.prompt, state.settings.max_choices // n)
         params = self._params()
+        many = sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) > OFF_LOOP_CHARS
         for prompt in prompts:
-            ids = await self._token_ids(prompt)
+            ids = await self._token_ids(prompt, many)
             check_length(state, ids, None if self.scoring else request.max_tokens)
             text = prompt if isinstance(prompt, str) else ""
             if request.echo and not isinstance(prompt, str):
@@ -125,11 +120,13 @@ class _Answer(Answer[CompletionRequest]):
                 )
                 self.works.append(Work(index, ids, seeded(params, choice)))
 
-    async def _token_ids(self, prompt: str | list[int]) -> list[int]:
+    async def _token_ids(self, prompt: str | list[int], one_of_many: bool) -> list[int]:
         keep = self.request.truncate_prompt_tokens
         if isinstance(prompt, str):
             special = self.request.add_special_tokens is not False
-            ids = await tokenize(self.state, prompt, special, truncated=keep is not None)
+            ids = await tokenize(
+                self.state, prompt, special, truncated=keep is not None, one_of_many=one_of_many
+            )
         else:
             ids = prompt
         return ids if keep is None else ids[-keep:]
@@ -167,27 +164,24 @@ class _Answer(Answer[CompletionRequest]):
             yield {"choices": [choice.take(self.state, index, self.request, output.finished)]}
 
 
-def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """A list of prompts, each text or token ids."""
+def as_prompts(prompt: Prompt, most: int) -> list[str | list[int]]:
+    """A list of prompts, each text or token ids; a 400 where there are more than so many."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
         raise bad_request("prompt must not be an empty list", "prompt", "invalid_value")
-    if all(isinstance(part, int) for part in prompt):
-        ids = [part for part in prompt if isinstance(part, int)]
-        return [_checked(ids)]
-    prompts: list[str | list[int]] = []
-    for part in prompt:
-        if isinstance(part, int):
-            raise bad_request("prompt must not mix token ids with other prompts", "prompt", "invalid_type")
-        prompts.append(part if isinstance(part, str) else _checked(part))
-    return prompts
-
-
-def _checked(ids: list[int]) -> list[int]:
-    if any(not 0 <= token_id < 2**31 for token_id in ids):
-        raise bad_request("prompt holds a token id that is negative or too large", "prompt", "invalid_value")
-    return ids
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [cast(list[int], prompt)]
+    if int in kinds:
+        raise bad_request("prompt must not mix token ids with other prompts", "prompt", "invalid_type")
+    if len(prompt) > most:
+        raise bad_request(
+            f"{len(prompt)} prompts are more than this server takes: {most} with these n choices of each",
+            "prompt",
+            "invalid_value",
+        )
+    return cast(list[str | list[int]], prompt)
 
 
 async def completions(request: Request) -> Any:

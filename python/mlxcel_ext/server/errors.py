@@ -7,6 +7,7 @@ import re
 import msgspec
 
 _PATH = re.compile(r"^(?P<what>.*?) - at `(?P<path>[^`]*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`")
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -53,9 +54,10 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 def from_validation(error: msgspec.ValidationError) -> ApiError:
     """A 400 that names the field: msgspec says "Expected `int`, got `str` - at `$.max_tokens`"."""
-    match = _PATH.match(str(error))
-    if not match:
-        return bad_request(str(error))
-    param = match["path"].removeprefix("$").lstrip(".") or None
-    what = match["what"]
-    return bad_request(f"{param}: {what}" if param else what, param=param, code="invalid_type")
+    what, path = str(error), ""
+    if match := _PATH.match(what):
+        what, path = match["what"], match["path"].removeprefix("$").lstrip(".")
+    if missing := _MISSING.match(what):
+        path = f"{path}.{missing['name']}".lstrip(".")
+        return bad_request(f"Missing required parameter: {path}", path, "missing_required_parameter")
+    return bad_request(f"{path}: {what}" if path else what, path or None, "invalid_type")

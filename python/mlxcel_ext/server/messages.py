@@ -14,7 +14,19 @@ from .state import ServerState
 from .tools import described
 
 
-def as_template_message(message: ChatMessage, position: int) -> dict[str, Any]:
+def as_template_messages(state: ServerState, messages: list[ChatMessage]) -> list[dict[str, Any]]:
+    """All messages; a 400 for more than the context has tokens, each of them being one at least."""
+    limit = state.engine.max_model_len
+    if len(messages) > limit:
+        raise bad_request(
+            f"This model's context is {limit} tokens; {len(messages)} messages have more",
+            "messages",
+            "context_length_exceeded",
+        )
+    return [_as_template_message(message, index) for index, message in enumerate(messages)]
+
+
+def _as_template_message(message: ChatMessage, position: int) -> dict[str, Any]:
     """Text parts joined, calls with their arguments as objects, "developer" as "system"."""
     where = f"messages[{position}]"
     out: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
@@ -57,7 +69,7 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
 
 def render(state: ServerState, request: ChatCompletionRequest) -> str:
     """The prompt of a chat request; a 400 where the template refuses the messages."""
-    messages = [as_template_message(message, index) for index, message in enumerate(request.messages)]
+    messages = as_template_messages(state, request.messages)
     use_tools = bool(request.tools) and request.tool_choice != "none"
     tools = [msgspec.to_builtins(tool) for tool in request.tools or []] if use_tools else None
     kwargs = {**state.settings.chat_template_kwargs, **(request.chat_template_kwargs or {})}

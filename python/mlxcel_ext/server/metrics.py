@@ -6,17 +6,21 @@ proceed.
 
 from __future__ import annotations
 
+import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
+from prometheus_client.utils import INF, floatToGoString
 
 from ..engine_config import EngineStats
 from ..outputs import RequestTimes
@@ -196,6 +200,30 @@ class _EngineCollector(Collector):
         yield info
 
 
+class _TokenLatency(Collector):
+    """The histogram that every token is counted in: prometheus_client's own costs ten times as much."""
+
+    _NAME = "mlxcel_inter_token_latency_seconds"
+
+    def __init__(self, model_name: str) -> None:
+        self._model = model_name
+        self._counts = [0] * (len(_ITL) + 1)
+        self._sum = 0.0
+        self._created = time.time()
+
+    def observe(self, seconds: float, tokens: int) -> None:
+        """tokens came seconds after the ones before."""
+        self._counts[bisect_left(_ITL, seconds / tokens)] += tokens
+        self._sum += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._NAME, "Between two tokens of a request", labels=["model_name"])
+        bounds = map(floatToGoString, (*_ITL, INF))
+        family.add_metric([self._model], list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+        family.add_sample(f"{self._NAME}_created", {"model_name": self._model}, self._created)
+        yield family
+
+
 class _VllmNames(Collector):
     """Every family that vLLM has too, again, under its name and with its engine label."""
 
@@ -240,7 +268,8 @@ class Metrics:
         self._ttft = histogram(
             "time_to_first_token_seconds", "From the arrival of a request to its first token", _TTFT
         )
-        self._itl = histogram("inter_token_latency_seconds", "Between two tokens of a request", _ITL)
+        self._itl = _TokenLatency(model_name)
+        self._own.register(self._itl)
         self._e2e = histogram(
             "e2e_request_latency_seconds", "From the arrival of a request to its end", _LATENCY
         )
@@ -269,8 +298,7 @@ class Metrics:
 
     def token(self, seconds: float, tokens: int) -> None:
         """tokens came seconds after the ones before."""
-        for _ in range(tokens):
-            self._itl.observe(seconds / tokens)
+        self._itl.observe(seconds, tokens)
 
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)

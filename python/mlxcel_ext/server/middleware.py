@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -16,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .errors import ApiError
 from .metrics import Metrics
 from .respond import error_response
-from .sse import ClientGone
+from .sse import SEND, ClientGone
 
 log = logging.getLogger("mlxcel_ext.server")
 
@@ -28,6 +30,10 @@ OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", "/dashboard", "/
 #: Characters of a path that logs and messages repeat; a client may send a hundred thousand.
 MAX_PATH = 200
 METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
+#: A body that is refused unread is taken in and dropped, up to so much: a client that is still sending when its
+#: connection closes never sees why.
+LINGER_BYTES = 64 * 2**20
+LINGER_SECONDS = 5.0
 CLIENT_CLOSED = 499  # nginx's code for a client that left; only the log sees it
 
 
@@ -43,20 +49,33 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         scope[LOG_FIELDS] = {}
+        scope[SEND] = send
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         started = time.monotonic()
         status = 0
+
+        whole = False  # the body has arrived
+
+        async def receive_noted() -> Message:
+            nonlocal whole
+            message = await receive()
+            whole = whole or not message.get("more_body", False)
+            return message
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = request_id
+            elif status >= 400 and not whole and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                await _take_in(receive)
+                message = {"type": "http.response.body", "body": b""}
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive_noted, send_with_id)
         except ClientGone:
             status = CLIENT_CLOSED
         except Exception as error:
@@ -86,6 +105,17 @@ class RequestLog:
             **scope[LOG_FIELDS],
         }
         log.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})
+
+
+async def _take_in(receive: Receive) -> None:
+    left = LINGER_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while left > 0:
+                message = await receive()
+                if not message.get("more_body", False):
+                    return
+                left -= len(message["body"])
 
 
 class KeyCheck:

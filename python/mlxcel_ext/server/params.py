@@ -75,6 +75,13 @@ def grammar_of(request: GenerationRequest) -> GrammarSpec | None:
     return by_format or by_structure
 
 
+def grammar_field(request: GenerationRequest) -> str:
+    """The field that the grammar came from, for errors."""
+    if _from_format(request.response_format) is not None:
+        return "response_format"
+    return "tools" if request.structured_outputs is None else "structured_outputs"
+
+
 def schema_grammar(schema: Any) -> GrammarSpec:
     return GrammarSpec("json_schema", json.dumps(schema, ensure_ascii=False))
 
@@ -96,13 +103,16 @@ def _from_format(spec: ResponseFormat | None) -> GrammarSpec | None:
 def _from_structure(spec: StructuredOutputs | None) -> GrammarSpec | None:
     if spec is None:
         return None
-    given = [name for name in ("json", "regex", "choice", "grammar") if getattr(spec, name) is not None]
+    kinds = ("json", "regex", "choice", "grammar", "json_object")
+    given = [name for name in kinds if getattr(spec, name) not in (None, False)]
     if len(given) != 1:
         raise bad_request(
-            f"structured_outputs wants exactly one of json, regex, choice, grammar; got {', '.join(given) or 'none'}",
+            f"structured_outputs wants exactly one of {', '.join(kinds)}; got {', '.join(given) or 'none'}",
             "structured_outputs",
             "invalid_value",
         )
+    if spec.json_object:
+        return GrammarSpec("json_object")
     if spec.json is not None:
         return (
             GrammarSpec("json_schema", spec.json) if isinstance(spec.json, str) else schema_grammar(spec.json)

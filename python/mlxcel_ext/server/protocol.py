@@ -25,6 +25,7 @@ StopString = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, _range("min_tokens")]
 Positive = Annotated[int, _range("max_tokens")]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+MAX_BIASES = 65536
 Choices = Annotated[int, Meta(ge=1, le=128)]
 TopLogprobs = Annotated[int, _range("logprobs")]
 
@@ -47,12 +48,13 @@ class ResponseFormat(Struct):
 
 
 class StructuredOutputs(Struct):
-    """Exactly one of the four."""
+    """Exactly one of the five."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
     choice: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
     grammar: str | None = None
+    json_object: bool | None = None
 
 
 class GenerationRequest(Struct, kw_only=True):
@@ -74,7 +76,9 @@ class GenerationRequest(Struct, kw_only=True):
     presence_penalty: Annotated[float, _range("presence_penalty")] | None = None
     frequency_penalty: Annotated[float, _range("frequency_penalty")] | None = None
     repetition_penalty: Annotated[float, _range("repetition_penalty")] | None = None
-    logit_bias: dict[str, Annotated[float, _range("logit_bias")]] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, _range("logit_bias")]], Meta(max_length=MAX_BIASES)] | None
+    ) = None
     prompt_logprobs: Annotated[int, _range("prompt_logprobs")] | None = None
     structured_outputs: StructuredOutputs | None = None
     response_format: ResponseFormat | None = None

@@ -55,7 +55,8 @@ class ServerProcess:
         self._engine: EngineLike | None = None
 
     def run(self) -> int:
-        return asyncio.run(self._serve())
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(self._serve())
 
     async def _serve(self) -> int:
         self._loop = asyncio.get_running_loop()
@@ -157,6 +158,15 @@ class ServerProcess:
     def _exit(self, status: int) -> None:
         self._status = status
         self._server.should_exit = True
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's loop where it is installed (it has no wheels for some platforms), else the standard one."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def _listen(host: str, port: int) -> socket.socket:

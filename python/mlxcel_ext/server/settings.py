@@ -31,7 +31,7 @@ class ServerSettings:
     served_model_name: tuple[str, ...] = ("model",)
     api_key: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
-    max_body_bytes: int = 16 * 2**20
+    max_body_bytes: int = 4 * 2**20
     request_timeout: float | None = None
     keepalive_interval: float = 5.0
     shutdown_timeout: float = 30.0

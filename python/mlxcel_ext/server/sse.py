@@ -16,6 +16,8 @@ _HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 DONE = b"data: [DONE]\n\n"
+#: Key of the ASGI scope under which RequestLog leaves the server's own send.
+SEND = "mlxcel.send"
 
 
 def event(payload: bytes) -> bytes:
@@ -65,13 +67,14 @@ class EventStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with contextlib.suppress(OSError):
-                await until_disconnect(receive, self._send(send))
+                await until_disconnect(receive, self._send(send, scope.get(SEND, send)))
         finally:
             await self._chunks.aclose()
             self._close()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, send_body: Send) -> None:
+        """Of a good answer the layers around the routes look at the start alone: its pieces pass by them."""
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         async for chunk in self._chunks:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send_body({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

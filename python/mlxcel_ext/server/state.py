@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..engine_config import EngineStats, Health
 from .errors import ApiError
+from .inbox import Inbox
 from .metrics import Metrics
 from .settings import EngineLike, ModelLike, ServerSettings
 from .token_text import TokenText
@@ -33,12 +34,16 @@ class Sample:
 
 
 class ServerState:
-    """Until `attach` the server answers 503; after `drain` it finishes what it has and refuses the rest."""
+    """Until `attach` the server answers 503; after `drain` it finishes what it has and refuses the rest.
+
+    Made on the event loop that serves.
+    """
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.started = time.time()
         self.metrics = Metrics(settings.name, self.stats, settings.metrics_compat == "vllm")
+        self.inbox = Inbox(asyncio.get_running_loop())
         self.samples: deque[Sample] = deque(maxlen=SAMPLES)
         self._engine: EngineLike | None = None
         self._model: ModelLike | None = None
