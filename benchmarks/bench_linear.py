@@ -16,7 +16,7 @@ SHAPES = [(960, 576), (3072, 576), (576, 1536)]  # SmolLM2-135M: qkv, gate and u
 COLD_BYTES = 64 << 20  # copies of the weight that are cycled through, as a model's layers are
 
 
-@pytest.mark.parametrize("rows", [1, 4, 512])
+@pytest.mark.parametrize("rows", [1, 4, 8, 32, 512])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize("form", ["q4", "q8", "bfloat16", "float32"])
 def test_linear(benchmark, form, n, k, rows):

@@ -1,4 +1,4 @@
-"""Every op on this Mac's GPU against MLX's own ops, and a report: the first run on Apple hardware starts here.
+"""Every kernel on this Mac's GPU against MLX's own ops, and a report: the first run on Apple hardware starts here.
 
     python benchmarks/bench_metal.py [--report FOLDER] [--quick] [--device cpu]
 
@@ -27,11 +27,20 @@ from mlxcel_ext import (
     PageTable,
     SamplingBatch,
     add_rms_norm,
+    cascade_attention,
+    chain_speculative_sample,
+    count_tokens,
+    edit_logits,
+    merge_states,
     paged_attention,
     plan_attention,
+    plan_cascade,
     rope_append,
     sample,
+    token_logprobs,
+    top_p_renorm,
 )
+from mlxcel_ext.ops.sampling import NO_EDIT
 
 DTYPE = mx.float16
 HQ, HKV, DIM, PAGE = 32, 8, 128, 32
@@ -54,17 +63,20 @@ def normal(*shape: int, dtype: mx.Dtype = DTYPE) -> mx.array:
     return mx.random.normal(shape).astype(dtype)
 
 
-def decode(batch: int, ctx: int) -> Case:
+def decode(batch: int, ctx: int, shared: int = 0) -> Case:
+    """`shared`: pages at the begin that all requests have in common, for a cascade."""
     pages = ctx // PAGE
-    num_bytes = 2 * batch * ctx * HKV * DIM * DTYPE.size
+    num_bytes = 2 * (batch * ctx - (batch - 1) * shared * PAGE) * HKV * DIM * DTYPE.size
     pools = [
         (normal(batch * pages, PAGE, HKV, DIM), normal(batch * pages, PAGE, HKV, DIM))
         for _ in range(max(1, min(CALLS, MOST_BYTES // num_bytes)))
     ]
-    ids = np.random.default_rng(0).permutation(batch * pages).astype(np.int32)
-    table = PageTable(np.arange(batch + 1) * pages, ids, [PAGE] * batch, PAGE)
-    plan = plan_attention(table, num_qo_heads=HQ, num_kv_heads=HKV)
-    q, indices = normal(batch, HQ, DIM), mx.array(ids.reshape(batch, -1))
+    ids = np.random.default_rng(0).permutation(batch * pages).astype(np.int32).reshape(batch, pages)
+    ids[:, :shared] = ids[0, :shared]
+    table = PageTable(np.arange(batch + 1) * pages, ids.reshape(-1), [PAGE] * batch, PAGE)
+    make_plan, attention = (plan_cascade, cascade_attention) if shared else (plan_attention, paged_attention)
+    plan = make_plan(table, num_qo_heads=HQ, num_kv_heads=HKV)
+    q, indices = normal(batch, HQ, DIM), mx.array(ids)
 
     def gather(i: int) -> mx.array:
         k, v = (
@@ -74,9 +86,9 @@ def decode(batch: int, ctx: int) -> Case:
         return mx.fast.scaled_dot_product_attention(q[:, :, None], k, v, scale=DIM**-0.5)[:, :, 0]
 
     return Case(
-        f"decode, batch {batch}, context {ctx}",
+        f"decode, batch {batch}, context {ctx}" + (f", {shared} pages shared" if shared else ""),
         num_bytes,
-        lambda i: paged_attention(q, *pools[i % len(pools)], table, plan=plan),
+        lambda i: attention(q, *pools[i % len(pools)], table, plan=plan),
         gather,
     )
 
@@ -135,6 +147,108 @@ def rope(tokens: int) -> Case:
     return Case(f"rope_append, {tokens} tokens", 2 * (q.nbytes + 2 * k.nbytes), ours, separate, 0.05)
 
 
+def merge(chunks: int, tokens: int) -> Case:
+    v, lse = normal(tokens, chunks, HQ, DIM, dtype=mx.float32), normal(tokens, chunks, HQ, dtype=mx.float32)
+    indptr = np.arange(tokens + 1) * chunks
+
+    def by_softmax(_: int) -> mx.array:
+        weights = mx.softmax(lse * np.log(2).item(), axis=1)
+        return (weights[..., None] * v).sum(axis=1)
+
+    states = v.reshape(-1, HQ, DIM), lse.reshape(-1, HQ)
+    return Case(
+        f"merge_states, {chunks} chunks of {tokens} tokens",
+        v.nbytes + lse.nbytes,
+        lambda _: merge_states(*states, indptr)[0],
+        by_softmax,
+        1e-4,
+    )
+
+
+def edit(batch: int, vocab: int) -> Case:
+    logits = normal(batch, vocab, dtype=mx.float32)
+    counts = (mx.random.uniform(shape=(batch, vocab)) < 0.01).astype(mx.uint32)
+    rows = np.full(batch, NO_EDIT)
+    rows["counts_row"], rows["frequency"], rows["presence"] = np.arange(batch), 0.5, 0.25
+    return Case(
+        f"edit_logits with penalties, batch {batch}, vocab {vocab}",
+        3 * logits.nbytes,
+        lambda _: edit_logits(logits, rows, counts=counts),
+        lambda _: logits - 0.5 * counts - 0.25 * (counts > 0),
+        1e-5,
+    )
+
+
+def count(tokens: int, vocab: int) -> Case:
+    ids, rows = mx.random.randint(0, vocab, (tokens,)), mx.arange(tokens, dtype=mx.int32)
+    counts = [mx.zeros((tokens, vocab), mx.uint32)]
+    other = mx.zeros((tokens, vocab), mx.uint32)
+
+    def ours(_: int) -> mx.array:
+        counts[0] = count_tokens(counts[0], rows, ids)
+        return counts[0]
+
+    return Case(f"count_tokens, {tokens} rows", 12 * tokens, ours, lambda _: other.at[rows, ids].add(1), None)
+
+
+def logprobs(batch: int, vocab: int, num_top: int) -> Case:
+    logits = normal(batch, vocab, dtype=mx.float32) * 2
+    ids = mx.argmax(logits, axis=-1).astype(mx.int32)
+
+    def by_sort(_: int) -> mx.array:
+        log_softmax = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        return mx.sort(mx.topk(log_softmax, num_top, axis=-1), axis=-1)[:, ::-1]
+
+    return Case(
+        f"token_logprobs, {num_top} top, batch {batch}, vocab {vocab}",
+        logits.nbytes,
+        lambda _: token_logprobs(logits, ids, num_top).top_logprobs,
+        by_sort,
+        1e-4,
+    )
+
+
+def renorm(batch: int, vocab: int, top_p: float) -> Case:
+    probs = mx.softmax(normal(batch, vocab, dtype=mx.float32) * 2, axis=-1)
+
+    def by_sort(_: int) -> mx.array:
+        order = mx.argsort(-probs, axis=-1)
+        before = mx.cumsum(mx.take_along_axis(probs, order, axis=-1), axis=-1, inclusive=False)
+        kept = mx.put_along_axis(mx.zeros_like(probs), order, (before < top_p).astype(mx.float32), axis=-1)
+        kept = kept * probs
+        return kept / kept.sum(axis=-1, keepdims=True)
+
+    return Case(
+        f"top_p_renorm, batch {batch}, vocab {vocab}",
+        2 * probs.nbytes,
+        lambda _: top_p_renorm(probs, top_p),
+        by_sort,
+        1e-3,
+    )
+
+
+def chain(batch: int, drafts: int, vocab: int) -> Case:
+    target = mx.softmax(normal(batch, drafts + 1, vocab, dtype=mx.float32), axis=-1)
+    draft = mx.softmax(normal(batch, drafts, vocab, dtype=mx.float32), axis=-1)
+    ids = mx.random.categorical(mx.log(draft)).astype(mx.int32)
+
+    def by_ops(_: int) -> mx.array:
+        p, q = (mx.take_along_axis(x[:, :drafts], ids[..., None], axis=-1)[..., 0] for x in (target, draft))
+        accepted = mx.cumprod((mx.random.uniform(shape=p.shape) * q < p).astype(mx.int32), axis=1).sum(axis=1)
+        residual = mx.maximum(target - mx.pad(draft, [(0, 0), (0, 1), (0, 0)]), 0.0)
+        return mx.random.categorical(
+            mx.log(mx.take_along_axis(residual, accepted[:, None, None], axis=1))[:, 0]
+        )
+
+    return Case(
+        f"chain_speculative_sample, {drafts} drafts, batch {batch}, vocab {vocab}",
+        2 * 4 * batch * vocab,
+        lambda i: chain_speculative_sample(ids, draft, target, (1, i))[0],
+        by_ops,
+        None,
+    )
+
+
 def draw(batch: int, vocab: int, name: str, params: dict[str, float]) -> Case:
     logits = normal(batch, vocab, dtype=mx.float32) * 2
     settings = SamplingBatch(**params)
@@ -167,9 +281,18 @@ def draw(batch: int, vocab: int, name: str, params: dict[str, float]) -> Case:
 def cases(quick: bool) -> Iterator[Case]:
     contexts = (1024,) if quick else (1024, 4096, 16384, 32768)
     yield from (decode(batch, ctx) for batch in (1, 4) for ctx in contexts)
+    yield decode(16, 1024 if quick else 8192, shared=24 if quick else 192)
     yield prefill(*((64, 256) if quick else (512, 4096)))
     yield from (norm(*shape) for shape in ((1, 8192), (32, 4096), (4096, 4096))[: 2 if quick else 3])
     yield from (rope(tokens) for tokens in ((8,) if quick else (8, 512, 4096)))
+    yield merge(16, 8)
+    for batch in (1, 8):
+        vocab = 32768 if quick else 151936
+        yield edit(batch, vocab)
+        yield count(batch, vocab)
+        yield logprobs(batch, vocab, 20)
+        yield renorm(batch, vocab, 0.9)
+        yield chain(batch, 4, vocab)
     for batch in (1, 8):
         for vocab in (32768,) if quick else (32768, 151936):
             for name, params in (
@@ -242,14 +365,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few and small cases")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     options = parser.parse_args()
+    if options.device == "gpu" and not mx.metal.is_available():
+        parser.error("MLX has no Metal device here: --device cpu tries the script out")
     mx.set_default_device(mx.gpu if options.device == "gpu" else mx.cpu)
+    (options.report / "raw").mkdir(parents=True, exist_ok=True)  # before the work: it may be refused
     copy = copy_bandwidth()
     rows = []
     for case in cases(options.quick):
         rows.append(measure(case))
         print(f"{case.name}: {rows[-1]['us']:.1f} us, MLX / ours {rows[-1]['ratio']:.2f}", flush=True)
     name = f"{datetime.date.today()}-metal-{re.sub(r'[^a-z0-9]+', '-', chip().lower())}"
-    (options.report / "raw").mkdir(parents=True, exist_ok=True)
     (options.report / "raw" / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (options.report / f"{name}.md").write_text(report(rows, copy, options.device))
     print(f"wrote {options.report / name}.md")

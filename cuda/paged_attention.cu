@@ -38,6 +38,8 @@ decltype(auto) with_head_dim(int head_dim, F&& f) {
 
 const char* name(AttentionKernel kernel) {
   switch (kernel) {
+    case AttentionKernel::decode_sm90:
+      return "decode_sm90";
     case AttentionKernel::decode:
       return "decode";
     case AttentionKernel::ragged:
@@ -51,7 +53,7 @@ const char* name(AttentionKernel kernel) {
 
 /// Every kernel that can serve the launch, best first.
 struct Choices {
-  AttentionConfig at[4];
+  AttentionConfig at[5];
   int count = 0;
   void add(AttentionConfig config) { at[count++] = config; }
 };
@@ -68,11 +70,17 @@ Choices possible(const PagedAttentionParams& p, const DeviceInfo& device) {
       // one starts while the other is busy (2026-11-29, H200: up to 16 % and 2 to 5 % apart).
       const int wanted =
           static_cast<int64_t>(p.num_tiles) * p.num_kv_heads <= device.num_sms ? 8 : 4;
-      const int warps = std::min(
-          wanted, (device.max_shared_bytes - limits.query_bytes[index]) / limits.warp_bytes[index]);
-      if (warps > 0) choices.add({AttentionKernel::decode, tiles, warps});
+      const auto add = [&](AttentionKernel kernel, const AttentionLimits::Decode& bytes) {
+        const int room = device.max_shared_bytes - bytes.other_bytes[index];
+        const int warps = std::min(wanted, room / bytes.warp_bytes[index]);
+        if (warps > 0) choices.add({kernel, tiles, warps});
+      };
+      if (p.page_size >= 8 && limits.has_sm90 && device.arch >= 90) {
+        add(AttentionKernel::decode_sm90, limits.decode_sm90);
+      }
+      add(AttentionKernel::decode, limits.decode);
     }
-    if (rows <= 128 && p.page_size >= 8 && limits.has_sm90 && device.arch == 90) {
+    if (rows <= 128 && p.page_size >= 8 && limits.has_warpgroups && device.arch == 90) {
       choices.add({AttentionKernel::ragged_sm90, 0, 4});
     }
     if (rows <= 128 && limits.ragged_bytes <= device.max_shared_bytes) {
@@ -94,7 +102,8 @@ bool tracing() {
 /// Whether the last block of a query token merges its states, or a second kernel merges those of
 /// all tokens: a block takes longer for many rows than a launch that all multiprocessors share.
 bool merges_in_launch(const PagedAttentionParams& p, const AttentionConfig& config) {
-  return (config.kernel == AttentionKernel::decode || config.kernel == AttentionKernel::simple) &&
+  return (config.kernel == AttentionKernel::decode_sm90 ||
+          config.kernel == AttentionKernel::decode || config.kernel == AttentionKernel::simple) &&
          query_rows(p) <= kMergeRows;
 }
 
@@ -113,7 +122,7 @@ void trace(const PagedAttentionParams& p, const AttentionConfig& config) {
 
 std::ostream& operator<<(std::ostream& out, const AttentionConfig& config) {
   out << name(config.kernel);
-  if (config.kernel == AttentionKernel::decode) {
+  if (config.kernel == AttentionKernel::decode || config.kernel == AttentionKernel::decode_sm90) {
     out << " columns " << 8 * config.column_tiles << " warps " << config.warps;
     if (config.cluster > 1) out << " cluster " << config.cluster;
   }
@@ -135,8 +144,8 @@ AttentionConfig choose_attention(const PagedAttentionParams& params, bool whole,
     }
     config = *it;
   }
-  if (whole && config.kernel == AttentionKernel::decode && params.chunks_each > 1 &&
-      params.chunks_each <= device.max_cluster) {
+  if (whole && config.kernel == AttentionKernel::decode_sm90 && config.column_tiles == 1 &&
+      params.chunks_each > 1 && params.chunks_each <= device.max_cluster) {
     config.cluster = with_head_dim(params.head_dim, [&]<int D>() {
       return params.dtype == FloatType::f16 ? decode_cluster<f16, D>(config, params, device)
                                             : decode_cluster<bf16, D>(config, params, device);

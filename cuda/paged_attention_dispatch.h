@@ -9,7 +9,9 @@ namespace mlxcel::cuda {
 
 /// The kernels that can serve an attention launch.
 enum class AttentionKernel {
-  decode,  // keys as rows of the product; up to 32 query rows a tile (paged_decode.cuh)
+  decode_sm90,  // keys as rows of the product, up to 32 query rows a tile; copies by the tensor
+                // memory accelerator, head_dim 64 and 128 (paged_decode.cuh)
+  decode,       // the same by cp.async, every head_dim
   ragged,  // query rows as rows of the product; up to 128 a tile, decode tiles in the same launch
            // (paged_ragged.cuh)
   ragged_sm90,  // the same with warpgroup products, head_dim 64 and 128 (paged_ragged_sm90.cuh)
@@ -18,9 +20,9 @@ enum class AttentionKernel {
 
 struct AttentionConfig {
   AttentionKernel kernel;
-  int column_tiles;  // decode: eights of query rows
+  int column_tiles;  // decode, decode_sm90: eights of query rows
   int warps;
-  int cluster = 1;  // decode: blocks that merge their chunks through shared memory
+  int cluster = 1;  // decode_sm90: blocks that merge their chunks through shared memory
 };
 
 /// Query rows of the largest tile: tokens x heads of a KV head's group.
@@ -30,15 +32,21 @@ inline int query_rows(const PagedAttentionParams& p) {
 
 /// What the choice depends on besides the problem: the kernels of one head dimension.
 struct AttentionLimits {
+  /// Shared memory of a decode block, with 1, 2 and 4 column tiles.
+  struct Decode {
+    int warp_bytes[3];
+    int other_bytes[3];  // whatever the number of warps
+  };
   int max_column_tiles;
-  int warp_bytes[3];   // shared memory of a decode warp, with 1, 2 and 4 column tiles
-  int query_bytes[3];  // on top, whatever the number of warps
-  bool has_sm90;       // a ragged_sm90 kernel exists
-  int ragged_bytes;    // of a ragged block
+  Decode decode;
+  Decode decode_sm90;
+  bool has_sm90;        // decode_sm90 and, if it is compiled, ragged_sm90 exist
+  bool has_warpgroups;  // ragged_sm90 is compiled
+  int ragged_bytes;     // of a ragged block
 };
 
-/// Blocks of a decode cluster for a launch whose query tokens have params.chunks_each tiles each:
-/// as many, or 1 where the device does not hold all of its clusters at once.
+/// Blocks of a decode_sm90 cluster for a launch whose query tokens have params.chunks_each tiles
+/// each: as many, or 1 where the device does not hold all of its clusters at once.
 template <class T, int D>
 int decode_cluster(const AttentionConfig& config, const PagedAttentionParams& params,
                    const DeviceInfo& device);

@@ -7,7 +7,8 @@
 
 namespace mlxcel::cuda {
 
-CUtensorMap pool_map(const PagedAttentionParams& params, const void* pool) {
+CUtensorMap pool_map(const PagedAttentionParams& params, const void* pool,
+                     CUtensorMapL2promotion promotion) {
   // By the runtime, so that the library does not link to the driver.
   static const auto encode = [] {
     void* function = nullptr;
@@ -30,8 +31,8 @@ CUtensorMap pool_map(const PagedAttentionParams& params, const void* pool) {
   CUtensorMap map;
   const CUresult status =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(pool), size, stride, box,
-             step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error("[cuda] cuTensorMapEncodeTiled failed: error " +
                              std::to_string(static_cast<int>(status)) + ".");

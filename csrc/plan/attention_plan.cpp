@@ -107,19 +107,27 @@ float choose_shared_chunk(const std::vector<Load>& loads, size_t shared, const P
 }
 
 /// How many chunks all requests are cut into, where the longest is and one round has room for that:
-/// then the kernel merges them without a detour through memory. 0: there is no such number.
-int32_t equal_chunks(const std::vector<Load>& loads, float chunk, const PlanTarget& target,
+/// the kernel merges so many without a detour through memory, so they may be shorter. 0: there is
+/// no such number, or too few chunks for a request so long.
+int32_t equal_chunks(const std::vector<Load>& loads, const PlanTarget& target,
                      int32_t num_kv_heads) {
+  if (loads.empty() || target.max_cluster == 0) return 0;
+  PlanTarget finer = target;
+  finer.min_chunk_tokens /= 2;
   float longest = 0;
   int64_t tiles = 0;
   for (const Load& load : loads) {
     longest = std::max(longest, load.cost);
     tiles += load.tiles;
   }
-  const auto chunks = static_cast<int32_t>(std::ceil(longest / std::max(chunk, 1.0f)));
-  const bool fits =
-      chunks > 1 && chunks <= target.max_cluster && tiles * chunks * num_kv_heads <= target.slots;
-  return fits ? chunks : 0;
+  const int64_t room = target.slots / (std::max<int64_t>(tiles, 1) * num_kv_heads);
+  if (room < 2) return 0;
+  auto chunks = static_cast<int32_t>(std::ceil(longest / choose_chunk(loads, finer, num_kv_heads)));
+  if (chunks > target.max_cluster) {
+    if (longest > static_cast<float>(4 * target.min_chunk_tokens * target.max_cluster)) return 0;
+    chunks = target.max_cluster;
+  }
+  return chunks > 1 && chunks <= room ? chunks : 0;
 }
 
 /// Orders tiles by cost, the most expensive first, so that the last worker to finish holds a short
@@ -388,7 +396,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& 
   int32_t chunks_each = 0;
   if (levels.spans.empty() && !problem.batch_invariant && !problem.partial &&
       most_tokens * problem.group_size <= target.small_rows) {
-    chunks_each = equal_chunks(loads, chunk, target, problem.num_kv_heads);
+    chunks_each = equal_chunks(loads, target, problem.num_kv_heads);
   }
   Builder builder(problem, target, levels, chunk, chunks_each, tile_tokens);
   size_t tiles = 0;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/paged_ragged.cuh"
 #include "kernels/paged_ragged_sm90.cuh"
@@ -26,16 +27,18 @@ struct AttentionShapes {
   // Warps of a ragged block that stream a decode tile: what the ragged tile's shared memory holds.
   static constexpr int kRaggedDecodeWarps = 4;
 
-  template <class T, int ColumnTiles>
-  using Decode = PagedDecode<T, D, ColumnTiles, kDecodeKeys, kDecodeStages>;
+  template <class T, int ColumnTiles, class Maps = NoMaps>
+  using Decode = PagedDecode<T, D, ColumnTiles, kDecodeKeys, kDecodeStages, Maps>;
   template <class T>
   using Ragged = PagedRagged<T, D, kRaggedWarps, kRaggedRowTiles, kRaggedKeys>;
 
-  // Warpgroup products: where the accumulators of 64 rows a warpgroup fit the registers.
-#if defined(MLXCEL_CUDA_SM90A)
+  // Boxes of the tensor memory accelerator are 64 columns wide, and the accumulators of warpgroup
+  // products of 64 rows fit the registers.
   static constexpr bool kHasSm90 = D == 64 || D == 128;
+#if defined(MLXCEL_CUDA_SM90A)
+  static constexpr bool kHasWarpgroups = kHasSm90;
 #else
-  static constexpr bool kHasSm90 = false;
+  static constexpr bool kHasWarpgroups = false;
 #endif
 
   template <class T>
@@ -50,36 +53,65 @@ struct AttentionShapes {
   }
 };
 
-/// Calls f(kernel, shared bytes of a block) with the decode kernel of a choice.
-template <class T, int D, class F>
-decltype(auto) with_decode(const AttentionConfig& config, const PagedAttentionParams& params,
-                           F&& f) {
-  using Shapes = AttentionShapes<D>;
-  auto call = [&]<int ColumnTiles>() {
-    int bytes = Shapes::template Decode<T, ColumnTiles>::shared_bytes(config.warps);
-    if (config.cluster > 1) {
-      bytes += ClusterMerge<T, D>::shared_bytes(query_rows(params), config.cluster);
-    }
-    return f(paged_decode_kernel<T, D, ColumnTiles, Shapes::kDecodeKeys, Shapes::kDecodeStages>,
-             bytes);
-  };
-  if constexpr (Shapes::kMaxColumnTiles >= 4) {
-    if (config.column_tiles == 4) return call.template operator()<4>();
+/// Calls f.operator()<ColumnTiles>() with those of a choice.
+template <int D, class F>
+void with_column_tiles(const AttentionConfig& config, F&& f) {
+  if constexpr (AttentionShapes<D>::kMaxColumnTiles >= 4) {
+    if (config.column_tiles == 4) return f.template operator()<4>();
   }
-  if (config.column_tiles == 2) return call.template operator()<2>();
-  return call.template operator()<1>();
+  if (config.column_tiles == 2) return f.template operator()<2>();
+  f.template operator()<1>();
+}
+
+/// The kernel of decode clusters, and the shared memory of a block.
+template <class T, int D>
+auto cluster_kernel(const AttentionConfig& config, const PagedAttentionParams& params,
+                    int cluster) {
+  using Shapes = AttentionShapes<D>;
+  const int bytes = Shapes::template Decode<T, 1, PoolMaps>::shared_bytes(config.warps) +
+                    ClusterMerge<T, D>::shared_bytes(query_rows(params), cluster);
+  auto* kernel =
+      paged_decode_sm90_kernel<T, D, 1, Shapes::kDecodeKeys, Shapes::kDecodeStages, true>;
+  return std::pair(kernel, bytes);
 }
 
 template <class T, int D>
-int decode_cluster(const AttentionConfig& config, const PagedAttentionParams& params,
-                   const DeviceInfo& device) {
-  AttentionConfig wanted = config;
-  wanted.cluster = params.chunks_each;
-  return with_decode<T, D>(wanted, params, [&](auto kernel, int bytes) {
+int decode_cluster([[maybe_unused]] const AttentionConfig& config,
+                   [[maybe_unused]] const PagedAttentionParams& params,
+                   [[maybe_unused]] const DeviceInfo& device) {
+  if constexpr (AttentionShapes<D>::kHasSm90) {
+    const int wanted = params.chunks_each;
+    const auto [kernel, bytes] = cluster_kernel<T, D>(config, params, wanted);
     if (bytes > device.max_shared_bytes) return 1;
-    const int held = resident_clusters(reinterpret_cast<const void*>(kernel), wanted.cluster,
-                                       wanted.warps * kWarp, static_cast<size_t>(bytes));
-    return held * wanted.cluster >= params.num_tiles * params.num_kv_heads ? wanted.cluster : 1;
+    const int held = resident_clusters(reinterpret_cast<const void*>(kernel), wanted,
+                                       config.warps * kWarp, static_cast<size_t>(bytes));
+    return held * wanted >= params.num_tiles * params.num_kv_heads ? wanted : 1;
+  } else {
+    return 1;
+  }
+}
+
+template <class T, int D>
+void launch_decode_sm90(const AttentionConfig& config, const PagedAttentionParams& params,
+                        const AttentionArrays& arrays, dim3 grid, Launch& launch) {
+  using Shapes = AttentionShapes<D>;
+  const auto map = [&](const void* pool) {
+    return pool_map(params, pool, CU_TENSOR_MAP_L2_PROMOTION_NONE);
+  };
+  const CUtensorMap k_map = map(arrays.k_pages), v_map = map(arrays.v_pages);
+  const int threads = config.warps * kWarp;
+  if (config.cluster > 1) {
+    const auto [kernel, bytes] = cluster_kernel<T, D>(config, params, config.cluster);
+    launch.in_clusters(config.cluster, kernel, grid, threads, bytes, params, arrays, k_map, v_map,
+                       page_groups(params));
+    return;
+  }
+  with_column_tiles<D>(config, [&]<int ColumnTiles>() {
+    launch(paged_decode_sm90_kernel<T, D, ColumnTiles, Shapes::kDecodeKeys, Shapes::kDecodeStages,
+                                    false>,
+           grid, threads,
+           Shapes::template Decode<T, ColumnTiles, PoolMaps>::shared_bytes(config.warps), params,
+           arrays, k_map, v_map, page_groups(params));
   });
 }
 
@@ -95,18 +127,27 @@ void launch_attention(const AttentionConfig& config, const PagedAttentionParams&
            arrays);
     return;
   }
-  if constexpr (Shapes::kHasSm90) {
+  if constexpr (Shapes::kHasWarpgroups) {
     if (config.kernel == AttentionKernel::ragged_sm90) {
+      const auto map = [&](const void* pool) {
+        return pool_map(params, pool, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+      };
       launch(paged_ragged_sm90_kernel<T, D, Shapes::kDecodeStages>, grid, 4 * kWarp,
-             Shapes::template sm90_shared_bytes<T>(), params, arrays,
-             pool_map(params, arrays.k_pages), pool_map(params, arrays.v_pages),
-             page_groups(params));
+             Shapes::template sm90_shared_bytes<T>(), params, arrays, map(arrays.k_pages),
+             map(arrays.v_pages), page_groups(params));
       return;
     }
   }
-  with_decode<T, D>(config, params, [&](auto kernel, int bytes) {
-    launch.in_clusters(config.cluster > 1 ? config.cluster : 0, kernel, grid, config.warps * kWarp,
-                       bytes, params, arrays);
+  if constexpr (Shapes::kHasSm90) {
+    if (config.kernel == AttentionKernel::decode_sm90) {
+      launch_decode_sm90<T, D>(config, params, arrays, grid, launch);
+      return;
+    }
+  }
+  with_column_tiles<D>(config, [&]<int ColumnTiles>() {
+    launch(paged_decode_kernel<T, D, ColumnTiles, Shapes::kDecodeKeys, Shapes::kDecodeStages>, grid,
+           config.warps * kWarp,
+           Shapes::template Decode<T, ColumnTiles>::shared_bytes(config.warps), params, arrays);
   });
 }
 
@@ -115,15 +156,19 @@ AttentionLimits attention_limits() {
   using Shapes = AttentionShapes<D>;
   AttentionLimits limits{};
   limits.max_column_tiles = Shapes::kMaxColumnTiles;
-  auto put = [&]<int ColumnTiles>(int i) {
-    using Decode = typename Shapes::template Decode<bf16, ColumnTiles>;
-    limits.warp_bytes[i] = Decode::kWarpBytes;
-    limits.query_bytes[i] = Decode::kQueryBytes;
+  auto put = [&]<class Decode>(AttentionLimits::Decode& of, int i) {
+    of.warp_bytes[i] = Decode::kWarpBytes;
+    of.other_bytes[i] = Decode::shared_bytes(0);
   };
-  put.template operator()<1>(0);
-  put.template operator()<2>(1);
-  put.template operator()<4>(2);
+  auto put_all = [&]<class Maps>(AttentionLimits::Decode& of) {
+    put.template operator()<typename Shapes::template Decode<bf16, 1, Maps>>(of, 0);
+    put.template operator()<typename Shapes::template Decode<bf16, 2, Maps>>(of, 1);
+    put.template operator()<typename Shapes::template Decode<bf16, 4, Maps>>(of, 2);
+  };
+  put_all.template operator()<NoMaps>(limits.decode);
+  if constexpr (Shapes::kHasSm90) put_all.template operator()<PoolMaps>(limits.decode_sm90);
   limits.has_sm90 = Shapes::kHasSm90;
+  limits.has_warpgroups = Shapes::kHasWarpgroups;
   limits.ragged_bytes = Shapes::template ragged_shared_bytes<bf16>();
   return limits;
 }

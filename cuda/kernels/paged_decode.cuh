@@ -2,8 +2,23 @@
 
 #include "kernels/cluster_merge.cuh"
 #include "kernels/reduce.cuh"
+#include "kernels/tma.cuh"
 
 namespace mlxcel::cuda {
+
+__host__ __device__ constexpr int align_up(int bytes, int alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+/// No tensor maps of the pools.
+struct NoMaps {};
+
+/// The pools as the tensor memory accelerator sees them (tensor_map.h).
+struct PoolMaps {
+  const CUtensorMap &k, &v;
+  int page_groups;    // groups of eight tokens from a page to the next
+  uint32_t barriers;  // shared address of one for each warp and stage
+};
 
 /// Attention of a few query rows (up to 8 * ColumnTiles rows: tokens x heads of one KV head's
 /// group) over a span of pages, for 16-bit types.
@@ -15,26 +30,36 @@ namespace mlxcel::cuda {
 /// its own ring of `Stages` buffers, and keeps its own softmax state; no barrier until the states
 /// of the warps are merged at the end (and one for Q, where it does not fit the registers: then all
 /// warps of the block must stream). The number of warps is the launch's choice.
-template <class T, int D, int ColumnTiles, int Keys, int Stages>
+///
+/// K and V come by cp.async, or with PoolMaps by the tensor memory accelerator.
+template <class T, int D, int ColumnTiles, int Keys, int Stages, class Maps = NoMaps>
 struct PagedDecode {
+  static constexpr bool kBoxes = std::is_same_v<Maps, PoolMaps>;
   static constexpr int kColumns = 8 * ColumnTiles;
   static constexpr int kMaxWarps = 8;
   // One 16-byte piece of padding: neighbouring rows start in different banks for ldmatrix.
   static constexpr int kRow = D + 8;
-  static constexpr int kStage = 2 * Keys * kRow;  // elements: K, then V
+  using Layout = std::conditional_t<kBoxes, SwizzledRows<T, D>, PaddedRows<T, D>>;
+  static constexpr int kTile = Keys * (kBoxes ? D : kRow);  // elements of K or V
+  static constexpr int kStage = 2 * kTile;                  // K, then V
   static constexpr int kKeyTiles = Keys / 16;
   static constexpr int kSteps = D / 16;
   // Q's fragments stay in registers where they leave room for the accumulators.
   static constexpr bool kQueryInRegisters = ColumnTiles * D <= 256;
   static constexpr int kStateRow = D + 4;  // floats
 
-  static constexpr int kQueryBytes = kQueryInRegisters ? 0 : sizeof(T) * kColumns * kRow;
+  static constexpr int kAlignment = kBoxes ? 1024 : 16;
+  static constexpr int kQueryBytes =
+      align_up(kQueryInRegisters ? 0 : sizeof(T) * kColumns * kRow, kAlignment);
   static constexpr int kRingBytes = sizeof(T) * Stages * kStage;
   static constexpr int kStateBytes = sizeof(float) * kColumns * (kStateRow + 2);
-  static constexpr int kWarpBytes = kRingBytes > kStateBytes ? kRingBytes : kStateBytes;
-  static __host__ __device__ constexpr int shared_bytes(int warps) {
+  static constexpr int kWarpBytes =
+      align_up(kRingBytes > kStateBytes ? kRingBytes : kStateBytes, kAlignment);
+  /// Shared memory, from an aligned address on, and with what aligning it may take.
+  static __host__ __device__ constexpr int block_bytes(int warps) {
     return kQueryBytes + warps * kWarpBytes;
   }
+  static int shared_bytes(int warps) { return block_bytes(warps) + (kBoxes ? kAlignment : 0); }
 
   const PagedAttentionParams& p;
   const AttentionArrays& a;
@@ -43,6 +68,7 @@ struct PagedDecode {
   const int warp, warps, lane;
   const int page_shift;
   const uint64_t policy;
+  const Maps maps;
   uint32_t ring;       // shared address of the warp's buffers
   uint32_t query;      // shared address of Q, where it is not in registers
   int origin, blocks;  // first slot of block 0; runs of `Keys` slots of all warps together
@@ -52,7 +78,8 @@ struct PagedDecode {
   float row_max[ColumnTiles][2], row_sum[ColumnTiles][2];
 
   __device__ PagedDecode(const PagedAttentionParams& p, const AttentionArrays& a,
-                         const TileView& view, int kv_head, int warps, char* shared)
+                         const TileView& view, int kv_head, int warps, char* shared,
+                         const Maps& maps = {})
       : p(p),
         a(a),
         view(view),
@@ -63,7 +90,8 @@ struct PagedDecode {
         warps(warps),
         lane(threadIdx.x % kWarp),
         page_shift(page_shift_of(p)),
-        policy(l2_policy(a.evict_first != 0)) {
+        policy(l2_policy(a.evict_first != 0)),
+        maps(maps) {
     query = shared_address(shared);
     ring = query + kQueryBytes + warp * kWarpBytes;
     origin = view.origin(p, Keys);
@@ -74,16 +102,71 @@ struct PagedDecode {
     return ring + static_cast<uint32_t>(stage * kStage * sizeof(T));
   }
 
-  /// The page id of this lane's key in a block.
+  /// Slot of a block that this lane has to do with: its key, or where its box begins.
+  __device__ __forceinline__ int own_slot(int block) const {
+    const int slot = origin + block * Keys;
+    if constexpr (kBoxes) return slot + (p.page_size < Keys ? lane % 2 * 8 : 0);
+    return slot + lane % Keys;
+  }
+
+  /// The page id of that slot.
   __device__ __forceinline__ int page_in(int block) const {
-    return page_of(view, page_shift, origin + block * Keys + lane % Keys);
+    return page_of(view, page_shift, own_slot(block));
+  }
+
+  /// The barrier of a stage of this warp.
+  __device__ __forceinline__ uint32_t arrival(int stage) const {
+    return maps.barriers + static_cast<uint32_t>(warp * Stages + stage) * 8;
   }
 
   __device__ __forceinline__ void copy_block(int block, int stage, int page) const {
-    const int64_t from = pool_offset(p, view, kv_head, origin + block * Keys + lane % Keys, page);
     const uint32_t to = stage_address(stage);
-    copy_rows<T, D, Keys, PaddedRows<T, D>>(a.k_pages, from, to, 0, policy);
-    copy_rows<T, D, Keys, PaddedRows<T, D>>(a.v_pages, from, to, Keys, policy);
+    if constexpr (kBoxes) {
+      copy_boxes(block, page, to, arrival(stage));
+    } else {
+      const int64_t from = pool_offset(p, view, kv_head, own_slot(block), page);
+      copy_rows<T, D, Keys, Layout>(a.k_pages, from, to, 0, policy);
+      copy_rows<T, D, Keys, Layout>(a.v_pages, from, to, Keys, policy);
+    }
+  }
+
+  /// A box each of K and V, or two of pages of 8 by lanes 0 and 1.
+  __device__ __forceinline__ void copy_boxes(int block, int page, uint32_t to,
+                                             uint32_t barrier) const {
+    static_assert(Keys == 16);
+    const bool small = p.page_size < Keys;
+    const int tokens = small ? 8 : Keys, slot = own_slot(block);
+    const bool valid = lane < (small ? 2 : 1) && slot < view.end && slot + tokens > view.begin;
+    const int boxes = small ? __popc(__ballot_sync(0xffffffffu, valid)) : 1;
+    if (lane == 0) {
+      barrier_expect(barrier, static_cast<uint32_t>(2 * boxes * tokens * D * sizeof(T)));
+    }
+    __syncwarp();
+    if (!valid) return;
+    const int group = page * maps.page_groups + (slot & (p.page_size - 1)) / 8;
+    const uint32_t k = to + (small ? lane % 2 : 0) * Layout::kGroupBytes, v = k + kTile * sizeof(T);
+    if (a.evict_first) {
+      copy_box(k, maps.k, 0, 0, 0, kv_head, group, barrier, policy);
+      copy_box(v, maps.v, 0, 0, 0, kv_head, group, barrier, policy);
+    } else {
+      copy_box(k, maps.k, 0, 0, 0, kv_head, group, barrier);
+      copy_box(v, maps.v, 0, 0, 0, kv_head, group, barrier);
+    }
+  }
+
+  /// Boxes bring all slots of a page: puts zeros where no query sees one, since what is there may
+  /// be NaN.
+  __device__ __forceinline__ void clean_values(int block, uint32_t values) const {
+    const int slot = origin + block * Keys;
+    if (slot >= view.begin && slot + Keys <= view.end) return;
+    const int key = lane % Keys;
+    if (slot + key < view.begin || slot + key >= view.end) {
+      for (int d = lane / Keys * (D / 2); d < (lane / Keys + 1) * (D / 2); d += 8) {
+        store_shared_16(values + Layout::offset(key, d), {});
+      }
+    }
+    fence_shared_proxy();  // the stage is filled again
+    __syncwarp();
   }
 
   /// Pointer to the query row of a column, which must be in use.
@@ -152,7 +235,7 @@ struct PagedDecode {
       for (int t = 0; t < kKeyTiles; ++t) {
         uint32_t key[4];
         const int row = t * 16 + lane % 16, d = k * 16 + lane / 16 * 8;
-        load_matrices(key, keys + static_cast<uint32_t>((row * kRow + d) * sizeof(T)));
+        load_matrices(key, keys + Layout::offset(row, d));
 #pragma unroll
         for (int n = 0; n < ColumnTiles; ++n) mma_16x8x16<T>(s[t][n], key, b[n][0], b[n][1]);
       }
@@ -238,8 +321,7 @@ struct PagedDecode {
       for (int k = 0; k < kSteps; ++k) {
         uint32_t value[4];
         const int row = t * 16 + lane / 16 * 8 + lane % 8, d = k * 16 + lane / 8 % 2 * 8;
-        load_matrices_transposed(value,
-                                 values + static_cast<uint32_t>((row * kRow + d) * sizeof(T)));
+        load_matrices_transposed(value, values + Layout::offset(row, d));
 #pragma unroll
         for (int n = 0; n < ColumnTiles; ++n) {
           mma_16x8x16<T>(o[n][k], value, weights[n][0], weights[n][1]);
@@ -271,6 +353,14 @@ struct PagedDecode {
   }
 
   __device__ __forceinline__ void stream() {
+    if constexpr (kBoxes) {
+      if (lane == 0) {
+#pragma unroll
+        for (int i = 0; i < Stages; ++i) barrier_init(arrival(i), 1);
+        barrier_init_fence();
+      }
+      __syncwarp();
+    }
     int page[Stages];
 #pragma unroll
     for (int i = 0; i < Stages; ++i) page[i] = page_in(warp + i * warps);
@@ -278,11 +368,11 @@ struct PagedDecode {
 #pragma unroll
     for (int i = 0; i < Stages - 1; ++i) {
       if (warp + i * warps < blocks) copy_block(warp + i * warps, i, page[i]);
-      copy_async_commit();
+      if constexpr (!kBoxes) copy_async_commit();
     }
     int next = page[Stages - 1];
     if constexpr (!kQueryInRegisters) {
-      copy_async_wait<Stages - 1>();
+      copy_async_wait<kBoxes ? 0 : Stages - 1>();
       __syncthreads();
     }
 #pragma unroll
@@ -301,29 +391,38 @@ struct PagedDecode {
     const LogitScale<> logit(p);
     bool taken_out = false;
     int full = 0, empty = Stages - 1;  // stage to read, stage to fill
+    [[maybe_unused]] int round = 0;    // parity of the rounds through the ring
     for (int block = warp; block < blocks; block += warps) {
-      copy_async_wait<Stages - 2>();
+      if constexpr (!kBoxes) copy_async_wait<Stages - 2>();
       __syncwarp();
       const int ahead = block + (Stages - 1) * warps;
       const int page_now = next;
       next = page_in(ahead + warps);
       if (ahead < blocks) copy_block(ahead, empty, page_now);
-      copy_async_commit();
+      if constexpr (kBoxes)
+        barrier_wait(arrival(full), round);
+      else
+        copy_async_commit();
 
-      const uint32_t keys = stage_address(full), values = keys + Keys * kRow * sizeof(T);
+      const uint32_t keys = stage_address(full), values = keys + kTile * sizeof(T);
       float s[kKeyTiles][ColumnTiles][4];
       scores(keys, s);
       softmax(block, logit, s);
+      if constexpr (kBoxes) clean_values(block, values);
       if (view.tile.q_len > 1 &&
           !view.all_see(p, origin + block * Keys, origin + (block + 1) * Keys)) {
-        taken_out |= take_out_nonfinite<T, D, Keys, PaddedRows<T, D>, kWarp>(values, lane);
+        taken_out |= take_out_nonfinite<T, D, Keys, Layout, kWarp>(values, lane);
+        if constexpr (kBoxes) fence_shared_proxy();
         __syncwarp();
       }
       add_values(values, s);
-      full = full + 1 == Stages ? 0 : full + 1;
+      if (++full == Stages) {
+        full = 0;
+        round ^= 1;
+      }
       empty = empty + 1 == Stages ? 0 : empty + 1;
     }
-    copy_async_wait<0>();
+    if constexpr (!kBoxes) copy_async_wait<0>();
     if (view.tile.q_len > 1 && __any_sync(0xffffffffu, taken_out)) add_taken_out();
   }
 
@@ -411,33 +510,70 @@ struct PagedDecode {
   }
 };
 
-/// A block for each tile and KV head; in clusters, one for the tiles of each query token. Tiles of
-/// few rows in a launch of larger ones, such as the private tiles beside shared ones, do the
-/// arithmetic of eight rows.
+/// Tiles of few rows in a launch of larger ones, such as the private tiles beside shared ones, do
+/// the arithmetic of eight rows.
 template <class T, int D, int ColumnTiles, int Keys, int Stages>
 __global__ void __launch_bounds__(256)
     paged_decode_kernel(const __grid_constant__ PagedAttentionParams p,
                         const __grid_constant__ AttentionArrays a) {
   extern __shared__ __align__(16) char shared[];
-  __shared__ __align__(8) uint64_t barrier;
-  const int blocks = cluster_blocks(), warps = blockDim.x / kWarp;
-  const int set = blockIdx.x / blocks, kv_head = set % p.num_kv_heads;
+  const int kv_head = blockIdx.x % p.num_kv_heads;
   prefetch_tables(p, a);
-  const TileView view(p, a, set / p.num_kv_heads * blocks + cluster_rank());
-  const int columns = view.tile.q_len * (p.num_qo_heads / p.num_kv_heads);
-  const ClusterMerge<T, D> cluster(
-      columns,
-      shared_address(shared) + PagedDecode<T, D, ColumnTiles, Keys, Stages>::shared_bytes(warps),
-      &barrier);
+  const TileView view(p, a, blockIdx.x / p.num_kv_heads);
   auto run = [&]<int Columns>() {
-    PagedDecode<T, D, Columns, Keys, Stages> decode(p, a, view, kv_head, warps, shared);
-    decode.run(shared, cluster);
+    PagedDecode<T, D, Columns, Keys, Stages> decode(p, a, view, kv_head, blockDim.x / kWarp,
+                                                    shared);
+    decode.run(shared);
   };
-  if (ColumnTiles > 1 && columns <= 8)
+  if (ColumnTiles > 1 && view.tile.q_len * (p.num_qo_heads / p.num_kv_heads) <= 8)
     run.template operator()<1>();
   else
     run.template operator()<ColumnTiles>();
-  if (blocks == 1) merge_in_launch<T>(p, a, view, kv_head);
+  merge_in_launch<T>(p, a, view, kv_head);
+}
+
+/// The same by the tensor memory accelerator, sm_90 and later. In clusters, there is one for each
+/// query token and KV head, of a block a chunk.
+template <class T, int D, int ColumnTiles, int Keys, int Stages, bool Clusters>
+__global__ void __launch_bounds__(256)
+    paged_decode_sm90_kernel(const __grid_constant__ PagedAttentionParams p,
+                             const __grid_constant__ AttentionArrays a,
+                             const __grid_constant__ CUtensorMap k_map,
+                             const __grid_constant__ CUtensorMap v_map, int page_groups) {
+  if constexpr (!kHasClusters) {
+    __trap();
+  } else {
+    using Decode = PagedDecode<T, D, ColumnTiles, Keys, Stages, PoolMaps>;
+    extern __shared__ __align__(16) char unaligned[];
+    __shared__ __align__(8) uint64_t barriers[Decode::kMaxWarps * Stages + 1];
+    char* shared = unaligned + (-shared_address(unaligned) & (Decode::kAlignment - 1));
+    if (threadIdx.x == 0) {
+      prefetch_map(k_map);
+      prefetch_map(v_map);
+    }
+    const int blocks = Clusters ? cluster_blocks() : 1, warps = blockDim.x / kWarp;
+    const int set = blockIdx.x / blocks, kv_head = set % p.num_kv_heads;
+    prefetch_tables(p, a);
+    const TileView view(p, a, set / p.num_kv_heads * blocks + (Clusters ? cluster_rank() : 0));
+    const int columns = view.tile.q_len * (p.num_qo_heads / p.num_kv_heads);
+    const PoolMaps maps{k_map, v_map, page_groups, shared_address(barriers)};
+    auto run = [&]<int Columns>(const auto& cluster) {
+      PagedDecode<T, D, Columns, Keys, Stages, PoolMaps> decode(p, a, view, kv_head, warps, shared,
+                                                                maps);
+      decode.run(shared, cluster);
+    };
+    if constexpr (Clusters) {
+      run.template operator()<ColumnTiles>(
+          ClusterMerge<T, D>(columns, shared_address(shared) + Decode::block_bytes(warps),
+                             barriers + Decode::kMaxWarps * Stages));
+    } else {
+      if (ColumnTiles > 1 && columns <= 8)
+        run.template operator()<1>(NoCluster());
+      else
+        run.template operator()<ColumnTiles>(NoCluster());
+      merge_in_launch<T>(p, a, view, kv_head);
+    }
+  }
 }
 
 }  // namespace mlxcel::cuda

@@ -179,7 +179,7 @@ struct PagedRaggedSm90 {
       __syncthreads();
       found = take_out_nonfinite<T, D, kKeys, Rows, 4 * kWarp>(values_of(block), threadIdx.x);
     }
-    fence_shared_for_wgmma();
+    fence_shared_proxy();
     __syncthreads();
     return found;
   }
@@ -213,7 +213,7 @@ struct PagedRaggedSm90 {
     if (blocks > 1) copy(k_map, 1, page_v, keys_of(1), keys_there(1));
     load_query();
     copy_async_wait<0>();
-    fence_shared_for_wgmma();
+    fence_shared_proxy();
     __syncthreads();
 
     const LogitScale<> logit(p);

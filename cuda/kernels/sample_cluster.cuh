@@ -152,6 +152,15 @@ class RowCluster {
     return static_cast<int>(__reduce_add_sync(0xffffffffu, all));
   }
 
+  /// The largest of the blocks' values, none of them NaN; a block's threads have the same.
+  __device__ __forceinline__ float max(float value) {
+    const Packet* packets = exchange({{__float_as_uint(value), 0, 0, 0}});
+    for (int block = 0; block < C; ++block) {
+      value = fmaxf(value, __uint_as_float(packets[block * kRowWarps].word[0]));
+    }
+    return value;
+  }
+
   /// Writes 8 bytes to a shared address of rank 0's block, as given for the caller's own. A cluster
   /// sends once, to one receiver, after an exchange.
   __device__ __forceinline__ void send(uint32_t address, uint64_t value) {
@@ -287,87 +296,91 @@ class RowStream {
         first_(rank * kTile + 4 * static_cast<int>(threadIdx.x)),
         tiles_(tiles_per_block(C, vocab)),
         begin_(static_cast<int64_t>(row) * vocab),
-        ring_(&ring.quad[0][threadIdx.x]) {
+        ring_(&ring.quad[0][threadIdx.x]),
+        address_(shared_address(ring_)) {
+    with_type([&](auto type) {
 #pragma unroll 1
-    for (int tile = 0; tile < TileRing::kDepth; ++tile) ask(tile, tile);
+      for (int tile = 0; tile < TileRing::kDepth; ++tile) ask<decltype(type)>(tile, tile);
+    });
   }
 
-  /// Largest value of the first four tiles, NaN left out.
+  /// Largest value of the first tiles, NaN left out.
   __device__ __forceinline__ float first_max() const {
-    constexpr int kFirst = 4;
-    static_assert(kFirst <= TileRing::kDepth);
     float max = -INFINITY;
-    asm volatile("cp.async.wait_group %0;" ::"n"(TileRing::kDepth - kFirst) : "memory");
-#pragma unroll
-    for (int tile = 0; tile < kFirst; ++tile) {
-      if (tile >= tiles_) break;
-      const Quad q = take(tile);
-      max = fmaxf(max, fmaxf(fmaxf(q.at[0], q.at[1]), fmaxf(q.at[2], q.at[3])));
-    }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    with_type([&](auto type) {
+#pragma unroll 1
+      for (int tile = 0; tile < min(TileRing::kDepth, tiles_); ++tile) {
+        const Quad q = take<decltype(type)>(tile);
+        max = fmaxf(max, fmaxf(fmaxf(q.at[0], q.at[1]), fmaxf(q.at[2], q.at[3])));
+      }
+    });
     return max;
   }
 
-  /// Calls fn(index of the first of four tokens, the four), in order of index. Once.
+  /// Calls fn(index of the first of four tokens, the four), in order of index, and between() when
+  /// the ring has gone round. Once.
+  template <class Fn, class Between>
+  __device__ __forceinline__ void for_quads(Fn fn, Between between) {
+    with_type([&](auto type) {
+      int slot = 0;
+#pragma unroll 1
+      for (int tile = 0; tile < tiles_; ++tile) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(TileRing::kDepth - 1) : "memory");
+        fn(tile * C * kTile + first_, take<decltype(type)>(slot));
+        ask<decltype(type)>(tile + TileRing::kDepth, slot);
+        if (++slot == TileRing::kDepth) {
+          slot = 0;
+          between();
+        }
+      }
+    });
+  }
   template <class Fn>
   __device__ __forceinline__ void for_quads(Fn fn) {
-    int slot = 0;
-#pragma unroll 1
-    for (int tile = 0; tile < tiles_; ++tile) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(TileRing::kDepth - 1) : "memory");
-      fn(tile * C * kTile + first_, take(slot));
-      ask(tile + TileRing::kDepth, slot);
-      slot = slot + 1 == TileRing::kDepth ? 0 : slot + 1;
-    }
+    for_quads(fn, [] {});
   }
 
  private:
-  __device__ __forceinline__ Quad take(int slot) const {
-    const float4* at = ring_ + slot * kRowThreads;
-    if (logits_.dtype == FloatType::f32) {
-      const float4 v = *at;
-      return {{v.x, v.y, v.z, v.w}};
-    }
-    return logits_.dtype == FloatType::bf16 ? take_as<bf16>(at) : take_as<f16>(at);
+  /// The branch on the type is outside the loops.
+  template <class Fn>
+  __device__ __forceinline__ void with_type(Fn fn) const {
+    if (logits_.dtype == FloatType::f32)
+      fn(float{});
+    else if (logits_.dtype == FloatType::bf16)
+      fn(bf16{});
+    else
+      fn(f16{});
   }
+
   template <class T>
-  __device__ static __forceinline__ Quad take_as(const float4* at) {
-    const Vec<T, 4> v = load_vec<T, 4>(reinterpret_cast<const T*>(at));
+  __device__ __forceinline__ Quad take(int slot) const {
+    const Vec<T, 4> v = load_vec<T, 4>(reinterpret_cast<const T*>(ring_ + slot * kRowThreads));
     return {{to_float(v.at[0]), to_float(v.at[1]), to_float(v.at[2]), to_float(v.at[3])}};
   }
 
-  __device__ __forceinline__ void ask(int tile, int slot) {
-    if (tile < tiles_) {
-      const int index = tile * C * kTile + first_;
-      float4* at = ring_ + slot * kRowThreads;
-      if (logits_.dtype == FloatType::f32)
-        ask_as<float>(index, at);
-      else if (logits_.dtype == FloatType::bf16)
-        ask_as<bf16>(index, at);
-      else
-        ask_as<f16>(index, at);
+  template <class T>
+  __device__ __forceinline__ void ask(int tile, int slot) const {
+    const int index = tile * C * kTile + first_;
+    const T* x = static_cast<const T*>(logits_.data) + begin_ + index;
+    const uint32_t to = address_ + slot * static_cast<uint32_t>(sizeof(ring_[0]) * kRowThreads);
+    if (logits_.wide && index < vocab_) {
+      copy_async<4 * sizeof(T)>(to, x);
+    } else if (tile < tiles_) {
+      T* quad = reinterpret_cast<T*>(ring_ + slot * kRowThreads);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (sizeof(T) == 4 && index + i < vocab_)
+          copy_async<4>(to + 4 * i, x + i);
+        else
+          quad[i] = index + i < vocab_ ? x[i] : from_float<T>(-INFINITY);
+      }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
-  template <class T>
-  __device__ __forceinline__ void ask_as(int index, float4* at) const {
-    const T* x = static_cast<const T*>(logits_.data) + begin_ + index;
-    T* to = reinterpret_cast<T*>(at);
-    if (logits_.wide && index < vocab_) {
-      copy_async<4 * sizeof(T)>(to, x);
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (sizeof(T) == 4 && index + i < vocab_)
-        copy_async<4>(to + i, x + i);
-      else
-        to[i] = index + i < vocab_ ? x[i] : from_float<T>(-INFINITY);
-    }
-  }
   template <int kBytes>
-  __device__ static __forceinline__ void copy_async(void* to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from),
-                 "n"(kBytes)
+  __device__ static __forceinline__ void copy_async(uint32_t to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes)
                  : "memory");
   }
 
@@ -377,6 +390,7 @@ class RowStream {
   int tiles_;
   int64_t begin_;
   float4* ring_;
+  uint32_t address_;  // of ring_
 };
 
 }  // namespace mlxcel::cuda

@@ -48,11 +48,21 @@ struct RowFilter {
 __device__ __forceinline__ void draw_from_list(const RowFilter& filter, const PhiloxKey& key,
                                                TokenList& list, int n, int k, double row_mass,
                                                int row, int vocab, const SampleOutput& out) {
-  n = rank_list(list, n, k);
+  n = rank_list(list, n, k, [&](int rank, uint64_t token) {
+    const int index = key_index(token);
+    const uint4 bits = philox(key, index / 4, RngStream::gumbel);
+    list.score[rank] = fmaf(key_value(token), filter.scale, gumbel(word(bits, index % 4)));
+  });
   if (threadIdx.x >= kWarp) return;
   const int lane = threadIdx.x;
   float total = 0.0f;
-  for (int i = lane; i < n; i += kWarp) total += filter.weight(key_value(list.rank[i]));
+  int kept = 0;  // min-p leaves out the last ones
+  for (int i = lane; i < n; i += kWarp) {
+    const float v = key_value(list.rank[i]);
+    total += v >= filter.floor ? filter.weight(v) : 0.0f;
+    kept += v >= filter.floor;
+  }
+  n = static_cast<int>(__reduce_add_sync(0xffffffffu, kept));
   total = filter.joint ? static_cast<float>(row_mass) : warp_sum(total);
   const float target = filter.top_p < 1.0f ? filter.top_p * total : INFINITY;
 
@@ -71,8 +81,7 @@ __device__ __forceinline__ void draw_from_list(const RowFilter& filter, const Ph
     const float mine = __shfl_up_sync(0xffffffffu, until, 1);
     if (i < n && before + (lane == 0 ? 0.0f : mine) < target) {
       const int index = key_index(token);
-      const uint4 bits = philox(key, index / 4, RngStream::gumbel);
-      const float score = fmaf(key_value(token), filter.scale, gumbel(word(bits, index % 4)));
+      const float score = list.score[i];
       if (score > leader.score || (score == leader.score && index < leader.index)) {
         leader = {0.0f, score, key_value(token), index};
       }

@@ -13,6 +13,7 @@ constexpr int kListSlots = 2048;  // tokens that a threshold may let through
 struct TokenList {
   uint64_t key[kListSlots];   // as they came
   uint64_t rank[kMaxListed];  // in rank
+  float score[kMaxListed];    // of a draw, in rank
 };
 
 /// What kernels with a list keep in shared memory before the row's values.
@@ -120,18 +121,61 @@ __device__ __forceinline__ Listed send_to_list(const Row& row, TokenList& list, 
   return all;
 }
 
-/// Puts the first min(k, n) of the list's n tokens in rank. For rank 0's block alone; n <=
-/// kListSlots.
-__device__ __forceinline__ int rank_list(TokenList& list, int n, int k) {
-  for (int c = threadIdx.x; c < n; c += kRowThreads) {
-    const uint64_t key = list.key[c];
-    int above = 0;
-#pragma unroll 8
-    for (int i = 0; i < n; ++i) above += list.key[i] > key;
-    if (above < k) list.rank[above] = key;
+/// Sorts the list's n tokens by rank, by a bitonic network.
+__device__ __forceinline__ void sort_list(TokenList& list, int n) {
+  int size = kRowThreads;
+  while (size < n) size *= 2;
+  for (int i = n + static_cast<int>(threadIdx.x); i < size; i += kRowThreads) list.key[i] = 0;
+#pragma unroll 1
+  for (int width = 2; width <= size; width *= 2) {
+#pragma unroll 1
+    for (int step = width / 2; step > 0; step /= 2) {
+      __syncthreads();
+      for (int i = threadIdx.x; i < size / 2; i += kRowThreads) {
+        const int low = 2 * i - (i & (step - 1)), high = low + step;
+        const uint64_t a = list.key[low], b = list.key[high];
+        const bool descends = (low & width) == 0;
+        if (descends ? a < b : a > b) list.key[low] = b, list.key[high] = a;
+      }
+    }
   }
   __syncthreads();
-  return min(k, n);
+}
+
+/// Puts the first min(k, n) of the list's n tokens in rank, and calls ranked(rank, key) for each in
+/// one thread. For rank 0's block alone; n <= kListSlots. Short lists are ranked by counting, four
+/// lanes to a token.
+template <class Ranked>
+__device__ __forceinline__ int rank_list(TokenList& list, int n, int k, Ranked ranked) {
+  constexpr int kLanes = 4, kCounted = 256;
+  const int first = min(k, n);
+  if (n > kCounted) {
+    sort_list(list, n);
+    for (int i = threadIdx.x; i < first; i += kRowThreads) {
+      list.rank[i] = list.key[i];
+      ranked(i, list.key[i]);
+    }
+  } else {
+    const int part = threadIdx.x % kLanes;
+    for (int begin = 0; begin < n; begin += kRowThreads / kLanes) {
+      const int c = begin + static_cast<int>(threadIdx.x) / kLanes;
+      const uint64_t key = c < n ? list.key[c] : 0;
+      int above = 0;
+#pragma unroll 8
+      for (int i = part; i < n; i += kLanes) above += list.key[i] > key;
+      above += __shfl_xor_sync(0xffffffffu, above, 1);
+      above += __shfl_xor_sync(0xffffffffu, above, 2);
+      if (part == 0 && c < n && above < k) {
+        list.rank[above] = key;
+        ranked(above, key);
+      }
+    }
+  }
+  __syncthreads();
+  return first;
+}
+__device__ __forceinline__ int rank_list(TokenList& list, int n, int k) {
+  return rank_list(list, n, k, [](int, uint64_t) {});
 }
 
 /// The cut after the first k tokens of those that `within` keeps, for k <= kMaxListed; arguments as

@@ -7,31 +7,12 @@ namespace mlxcel::cuda {
 // Warpgroup matrix products of sm_90a. A warpgroup's four warps hold 16 rows of the result each, in
 // the layout of mma.m16n8k16 (mma.cuh) for every eight columns.
 
-/// Rows of D elements in shared memory as `wgmma` reads them: groups of eight rows, in a group the
-/// blocks of 64 columns, in a block the rows of 128 bytes, whose eight 16-byte pieces are permuted
-/// by the row's number: the hardware's 128-byte swizzle. Aligned to 1024 bytes.
-template <class T, int D>
-struct SwizzledRows {
-  static constexpr int kBlockBytes = 8 * 128;
-  static constexpr int kGroupBytes = D / 64 * kBlockBytes;
-  static __device__ __forceinline__ uint32_t offset(int row, int column) {
-    const int piece = column % 64 / 8;
-    return static_cast<uint32_t>(row / 8 * kGroupBytes + column / 64 * kBlockBytes + row % 8 * 128 +
-                                 ((piece ^ (row & 7)) * 16));
-  }
-};
-
 /// Descriptor of a swizzled operand: `group` is the distance of its groups of eight rows, `leading`
 /// that of the 64-column blocks where columns are the outer dimension of the product.
 __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t shared, int group, int leading) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   return kSwizzle128 | (static_cast<uint64_t>(group >> 4) << 32) |
          (static_cast<uint64_t>(leading >> 4) << 16) | ((shared & 0x3ffff) >> 4);
-}
-
-/// Orders this thread's shared memory writes before the reads of the tensor cores' proxy.
-__device__ __forceinline__ void fence_shared_for_wgmma() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 __device__ __forceinline__ void wgmma_begin() {

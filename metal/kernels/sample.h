@@ -13,9 +13,7 @@ METAL_FUNC bool has_top_k(SampleRow row, int vocab) {
   return row.top_k > 0 && row.top_k < vocab;
 }
 
-// Grid: (parts of `part_size` tokens, rows) threadgroups of up to kScanSimdgroups * 32 threads.
-constant constexpr int kScanSimdgroups = 8;
-
+// Grid: (parts of `part_size` tokens, rows).
 template <typename T>
 [[kernel]] void sample_scan(const device T* logits [[buffer(0)]],        // [B, V]
                             const device SampleRow* rows [[buffer(1)]],  // [B]
@@ -184,11 +182,11 @@ template <typename T>
 }  // namespace mlxcel
 
 // One simdgroup a row.
-[[kernel]] void sample_pick(const device mlxcel::RowSummary* parts [[buffer(0)]],  // [B, num_parts]
-                            device int* ids [[buffer(1)]],                         // [B]
-                            device bool* valid [[buffer(2)]],                      // [B]
-                            device int* rounds [[buffer(3)]],                      // [B]
-                            constant int& num_parts [[buffer(4)]],
+[[kernel]] void sample_pick(const device mlxcel::RowSummary* parts [[buffer(2)]],  // [B, num_parts]
+                            device int* ids [[buffer(3)]],                         // [B]
+                            device bool* valid [[buffer(4)]],                      // [B]
+                            device int* rounds [[buffer(5)]],                      // [B]
+                            constant int& num_parts [[buffer(7)]],
                             uint row [[threadgroup_position_in_grid]],
                             uint lane [[thread_index_in_simdgroup]]) {
   const mlxcel::RowSummary all =

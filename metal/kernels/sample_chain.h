@@ -41,15 +41,13 @@ METAL_FUNC size_t chain_offset(constant ChainParams& params, uint b, int count) 
   return size_t(b) * size_t(count) * size_t(params.vocab);
 }
 
-// Grid: (parts of `part_size` tokens, rows) threadgroups of up to kChainSimdgroups * 32 threads. A
-// part's summary has the leader of the residual relu(target - draft) as `drawn`, and that of the
-// target, for rows without a residual, as `top`. A score is weight / exponential: monotone in
-// log(weight) + noise.
-constant constexpr int kChainSimdgroups = 8;
-
 }  // namespace mlxcel
 
 using namespace mlxcel;
+
+// Grid: (parts of `part_size` tokens, rows). A part's summary has the leader of the residual
+// relu(target - draft) as `drawn`, and that of the target, for rows without a residual, as `top`. A
+// score is weight / exponential: monotone in log(weight) + noise.
 
 [[kernel]] void chain_scan(const device int* draft_ids [[buffer(0)]],       // [B, n]
                            const device float* draft_probs [[buffer(1)]],   // [B, n, V]
@@ -65,7 +63,7 @@ using namespace mlxcel;
                            uint simdgroup [[simdgroup_index_in_threadgroup]],
                            uint lane [[thread_index_in_simdgroup]],
                            uint num_simdgroups [[simdgroups_per_threadgroup]]) {
-  threadgroup RowSummary slots[kChainSimdgroups];
+  threadgroup RowSummary slots[kScanSimdgroups];
   const uint b = group.y;
   const int n = params.num_draft;
   const ChainRow row = rows[b];

@@ -73,6 +73,11 @@ METAL_FUNC Leader simd_leader(Leader mine) {
   return {best, simd_min(mine.score == best ? mine.index : INT_MAX)};
 }
 
+// Rows are cut into parts: a scan kernel, with up to kScanSimdgroups * 32 threads a part, leaves a
+// summary of each, a second kernel joins a row's. metal/sample_parts.h launches both, and gives
+// them one numbering of buffers.
+constant constexpr int kScanSimdgroups = 8;
+
 // What a part of a row comes to.
 struct RowSummary {
   Leader top;    // by value

@@ -292,8 +292,8 @@ class SampleProblem:
                 self._check_scores(parts)
                 out = self._outputs()
                 kernels.run(
-                    "sample_pick", dict(enumerate([parts, *out, count])), groups=(batch,), group=(32,),
-                    outputs=(1, 2, 3), seed=seed,
+                    "sample_pick", dict(zip((2, 3, 4, 5, 7), [parts, *out, count], strict=True)), groups=(batch,),
+                    group=(32,), outputs=(3, 4, 5), seed=seed,
                 )  # fmt: skip
                 self._check(*out, filtered=False, joint=joint)
             out = self._outputs()

@@ -15,6 +15,15 @@ TOKENS = np.random.default_rng(5).integers(0, tiny_model.VOCAB, 60).tolist()
 CASES = [(name, 0) for name in tiny_model.CONFIGS] + [("llama-biases", 4), ("smollm", 8), ("qwen3", 4)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def on_cpu():
+    """Here any step runs as one primitive; a GPU takes decode steps of large layers alone."""
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(before)
+
+
 @pytest.fixture(scope="module", params=CASES, ids=str)
 def folder(request, tmp_path_factory) -> str:
     name, bits = request.param

@@ -76,6 +76,26 @@ def test_ties_go_to_the_lower_index(stream, rng, vocab):
     check(logits, rows_of(rng, 128, vocab), *keys(rng, 128), stream)
 
 
+@pytest.mark.parametrize("vocab", [40001, 65536])
+def test_short_lists_of_long_rows(stream, rng, vocab):
+    """Rows of a small top-k beside rows without a filter: a kernel of their own on a GPU, where the batch is large."""
+    batch = 5 if METAL_EMULATED else 40
+    x = rng.standard_normal((batch, vocab)).astype(np.float32)
+    x[1::4] = np.round(x[1::4] * 4) / 4
+    x[2::4].sort(axis=1)
+    x[3::4] = -np.sort(-x[3::4], axis=1)
+    top_k = np.resize([0, 2, 50, 64, 65, 128, 200, 300, 512], batch)
+    params = {
+        "temperature": rng.choice([0.7, 1.0, 1.5], batch),
+        "top_k": top_k,
+        "top_p": np.where(top_k > 0, rng.choice([1.0, 0.9, 0.5], batch), 1.0),
+        "min_p": np.where(top_k > 0, rng.choice([0.0, 0.1], batch), 0.0),
+    }
+    params["temperature"][::7] = 0.0
+    check(mx.array(x), params, *keys(rng, batch), stream)
+    check(mx.array(x), params, *keys(rng, batch), stream, order="joint")
+
+
 @pytest.mark.parametrize("options", [{"order": "joint"}, {"temperature_last": True}], ids=str)
 def test_other_orders(stream, rng, options):
     logits = mx.array(rng.standard_normal((96, 1500)) * 2, mx.float32)

@@ -247,8 +247,16 @@ class TileRun {
       if (rows_ <= 4) return row;
     }
     float* to = mem_.gathered + index * dim_;
-    for (int d = 0; d < dim_; d += kLanes) store(to + d, load(row + d));
+    by_parts<8>(0, dim_ / kLanes,
+                [&](auto count, int i) { copy<count>(to + i * kLanes, row + i * kLanes); });
     return to;
+  }
+
+  /// Vectors of a row to f32. The pointers are arguments: for all that the compiler knows, a store
+  /// could alter members, and it would read them again for every vector.
+  template <int Vectors>
+  static void copy(float* to, const T* row) {
+    unroll<Vectors>([&](auto j) { store(to + j * kLanes, load(row + j * kLanes)); });
   }
 
   /// Turns the scores of rows [r, r + Rows) into weights, 0 where a row does not see.
@@ -283,9 +291,7 @@ class TileRun {
     const int vectors = dim_ / kLanes;
     by_parts<kPanel>(0, vectors, [&](auto width, int first) {
       for (int t = from_; t < to_; ++t) {
-        unroll<width>([&](auto j) {
-          store(mem_.gathered + (t * width + j) * kLanes, load(values_[t] + (first + j) * kLanes));
-        });
+        copy<width>(mem_.gathered + t * width * kLanes, values_[t] + first * kLanes);
       }
       by_parts<3>(0, rows_, [&](auto rows, int r) {
         weigh_rows<rows, width>(r, first * kLanes);
