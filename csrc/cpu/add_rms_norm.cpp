@@ -6,11 +6,9 @@
 namespace mlxcel {
 
 void AddRmsNorm::eval_cpu(const Arrays& inputs, Arrays& outputs) {
-  auto& encoder = cpu_encode(stream(), inputs, outputs);
-  encoder.dispatch([params = params_, x = inputs[0].data<void>(), residual = inputs[1].data<void>(),
-                    weight = inputs[2].data<void>(), normed = outputs[0].data<void>(),
-                    new_residual = outputs[1].data<void>()] {
-    cpu::add_rms_norm(params, x, residual, weight, normed, new_residual);
+  cpu_dispatch(stream(), inputs, outputs, [params = params_](const Arrays& in, Arrays& out) {
+    cpu::add_rms_norm(params, in[0].data<void>(), in[1].data<void>(), in[2].data<void>(),
+                      out[0].data<void>(), out[1].data<void>());
   });
 }
 

@@ -27,22 +27,16 @@ const void* data_or_null(const std::optional<mx::array>& a) {
   return a ? a->data<void>() : nullptr;
 }
 
-}  // namespace
-
-void RunDecoderStack::eval_cpu(const Arrays& inputs, Arrays& outputs) {
-  const DecoderStack::Weights& w = *params_.weights;
+void run(const DecoderStackParams& stack, const Arrays& inputs, Arrays& outputs) {
+  const DecoderStack::Weights& w = *stack.weights;
   cpu::DecoderArrays arrays{};
-  size_t next = 0;
-  arrays.hidden = inputs[next++].data<void>();
-  arrays.slots = inputs[next++].data<int32_t>();
-  arrays.positions = inputs[next++].data<int32_t>();
-  if (params_.has_logit_rows) arrays.logit_rows = inputs[next++].data<int32_t>();
-  for (size_t i = 1; i < outputs.size(); ++i, ++next) {
-    check_pool_contiguous(op_, i % 2 == 1 ? "k_pages" : "v_pages", inputs[next]);
-    outputs[i].copy_shared_buffer(inputs[next]);
-  }
-  arrays.attention = attention_arrays(params_.attention, std::span(inputs).subspan(next));
-  auto& encoder = cpu_encode(stream(), inputs, outputs);
+  arrays.hidden = inputs[0].data<void>();
+  arrays.slots = inputs[1].data<int32_t>();
+  arrays.positions = inputs[2].data<int32_t>();
+  size_t next = 3;
+  if (stack.has_logit_rows) arrays.logit_rows = inputs[next++].data<int32_t>();
+  next += outputs.size() - 1;  // the pools, whose buffers are the outputs'
+  arrays.attention = attention_arrays(stack.attention, std::span(inputs).subspan(next));
   arrays.inv_freq = w.inv_freq.data<float>();
   arrays.final_norm = w.final_norm.data<void>();
   arrays.out = outputs[0].data<void>();
@@ -58,17 +52,27 @@ void RunDecoderStack::eval_cpu(const Arrays& inputs, Arrays& outputs) {
     pages.push_back({outputs[k].data<void>(), outputs[k + 1].data<void>()});
   }
   cpu::DecoderParams params{};
-  params.attention = params_.attention;
-  params.rope = params_.rope;
-  params.norm = {params_.attention.num_q, w.hidden, params_.attention.dtype, w.shape.norm_eps,
-                 0.0f};
+  params.attention = stack.attention;
+  params.rope = stack.rope;
+  params.norm = {stack.attention.num_q, w.hidden, stack.attention.dtype, w.shape.norm_eps, 0.0f};
   params.intermediate = w.intermediate;
-  params.has_logit_rows = params_.has_logit_rows ? 1 : 0;
+  params.has_logit_rows = stack.has_logit_rows ? 1 : 0;
   params.num_logit_rows = outputs[0].shape(0);
-  // The weights keep the buffers alive, should the model go before the step does.
-  encoder.dispatch(
-      [params, arrays, layers = std::move(layers), pages = std::move(pages),
-       weights = params_.weights] { cpu::decoder_stack(params, arrays, layers, pages); });
+  cpu::decoder_stack(params, arrays, layers, pages);
+}
+
+}  // namespace
+
+void RunDecoderStack::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+  const size_t first_pool = params_.has_logit_rows ? 4 : 3;
+  for (size_t i = 1; i < outputs.size(); ++i) {
+    const mx::array& pool = inputs[first_pool + i - 1];
+    check_pool_contiguous(op_, i % 2 == 1 ? "k_pages" : "v_pages", pool);
+    outputs[i].copy_shared_buffer(pool);
+  }
+  // The shared weights keep their buffers alive, should the model go before the step does.
+  cpu_dispatch(stream(), inputs, outputs,
+               [stack = params_](const Arrays& in, Arrays& out) { run(stack, in, out); });
 }
 
 }  // namespace mlxcel

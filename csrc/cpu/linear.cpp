@@ -21,30 +21,29 @@ cpu::LinearArrays weight_arrays(const LinearParams& params, const Arrays& inputs
 }  // namespace
 
 void Linear::eval_cpu(const Arrays& inputs, Arrays& outputs) {
-  auto& encoder = cpu_encode(stream(), inputs, outputs);
-  cpu::LinearArrays arrays = weight_arrays(params_, inputs, 1);
-  arrays.x = inputs[0].data<void>();
-  arrays.bias = params_.has_bias ? inputs.back().data<void>() : nullptr;
-  arrays.out = outputs[0].data<void>();
-  encoder.dispatch([params = params_, arrays] { cpu::linear(params, arrays); });
+  cpu_dispatch(stream(), inputs, outputs, [params = params_](const Arrays& in, Arrays& out) {
+    cpu::LinearArrays arrays = weight_arrays(params, in, 1);
+    arrays.x = in[0].data<void>();
+    arrays.bias = params.has_bias ? in.back().data<void>() : nullptr;
+    arrays.out = out[0].data<void>();
+    cpu::linear(params, arrays);
+  });
 }
 
 void PackLinear::eval_cpu(const Arrays& inputs, Arrays& outputs) {
-  auto& encoder = cpu_encode(stream(), inputs, outputs);
-  const bool quantized = params_.group_size != 0;
-  encoder.dispatch([params = params_, arrays = weight_arrays(params_, inputs, 0),
-                    weight = outputs[0].data<void>(),
-                    scales = quantized ? outputs[1].data<void>() : nullptr,
-                    offsets = quantized ? outputs[2].data<void>() : nullptr] {
-    cpu::pack_linear(params, arrays, weight, scales, offsets);
+  cpu_dispatch(stream(), inputs, outputs, [params = params_](const Arrays& in, Arrays& out) {
+    const bool quantized = params.group_size != 0;
+    cpu::pack_linear(params, weight_arrays(params, in, 0), out[0].data<void>(),
+                     quantized ? out[1].data<void>() : nullptr,
+                     quantized ? out[2].data<void>() : nullptr);
   });
 }
 
 void PackedRows::eval_cpu(const Arrays& inputs, Arrays& outputs) {
-  auto& encoder = cpu_encode(stream(), inputs, outputs);
-  encoder.dispatch([params = params_, arrays = weight_arrays(params_, inputs, 1),
-                    ids = inputs[0].data<int32_t>(),
-                    out = outputs[0].data<void>()] { cpu::linear_rows(params, arrays, ids, out); });
+  cpu_dispatch(stream(), inputs, outputs, [params = params_](const Arrays& in, Arrays& out) {
+    cpu::linear_rows(params, weight_arrays(params, in, 1), in[0].data<int32_t>(),
+                     out[0].data<void>());
+  });
 }
 
 }  // namespace mlxcel

@@ -10,19 +10,16 @@ namespace mlxcel {
 void PagedAttention::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   check_pool_contiguous(op_, "k_pages", inputs[1]);
   check_pool_contiguous(op_, "v_pages", inputs[2]);
-  const AttentionInputs in = attention_arrays(params_, inputs);
-  auto& encoder = cpu_encode(stream(), inputs, outputs);
-  if (partial_) {
-    encoder.dispatch(
-        [params = params_, in, v = outputs[0].data<float>(), lse = outputs[1].data<float>()] {
-          cpu::paged_attention_partial(params, in, v, lse);
-        });
-  } else {
-    encoder.dispatch(
-        [params = params_, in, out = outputs[0].data<void>(), lse = outputs[1].data<float>()] {
-          cpu::paged_attention(params, in, out, lse);
-        });
-  }
+  cpu_dispatch(stream(), inputs, outputs,
+               [params = params_, partial = partial_](const Arrays& in, Arrays& out) {
+                 const AttentionInputs arrays = attention_arrays(params, in);
+                 if (partial) {
+                   cpu::paged_attention_partial(params, arrays, out[0].data<float>(),
+                                                out[1].data<float>());
+                 } else {
+                   cpu::paged_attention(params, arrays, out[0].data<void>(), out[1].data<float>());
+                 }
+               });
 }
 
 }  // namespace mlxcel

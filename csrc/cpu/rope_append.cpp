@@ -12,19 +12,20 @@ void RopeAppend::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   check_pools_apart(op_, inputs[3], inputs[4]);
   outputs[1].copy_shared_buffer(inputs[3]);
   outputs[2].copy_shared_buffer(inputs[4]);
-  auto& encoder = cpu_encode(stream(), inputs, outputs);
-  const cpu::RopeAppendArrays arrays{inputs[0].data<void>(),
-                                     inputs[1].data<void>(),
-                                     inputs[2].data<void>(),
-                                     int64_t{params_.num_qo_heads} * params_.head_dim,
-                                     int64_t{params_.num_kv_heads} * params_.head_dim,
-                                     inputs[5].data<int32_t>(),
-                                     inputs[6].data<int32_t>(),
-                                     inputs[7].data<float>(),
-                                     outputs[0].data<void>(),
-                                     outputs[1].data<void>(),
-                                     outputs[2].data<void>()};
-  encoder.dispatch([params = params_, arrays] { cpu::rope_append(params, arrays); });
+  cpu_dispatch(stream(), inputs, outputs, [params = params_](const Arrays& in, Arrays& out) {
+    const cpu::RopeAppendArrays arrays{in[0].data<void>(),
+                                       in[1].data<void>(),
+                                       in[2].data<void>(),
+                                       int64_t{params.num_qo_heads} * params.head_dim,
+                                       int64_t{params.num_kv_heads} * params.head_dim,
+                                       in[5].data<int32_t>(),
+                                       in[6].data<int32_t>(),
+                                       in[7].data<float>(),
+                                       out[0].data<void>(),
+                                       out[1].data<void>(),
+                                       out[2].data<void>()};
+    cpu::rope_append(params, arrays);
+  });
 }
 
 }  // namespace mlxcel

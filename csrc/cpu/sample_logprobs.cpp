@@ -6,12 +6,9 @@
 namespace mlxcel {
 
 void TokenLogprobs::eval_cpu(const Arrays& inputs, Arrays& outputs) {
-  auto& encoder = cpu_encode(stream(), inputs, outputs);
-  encoder.dispatch([params = params_, logits = inputs[0].data<void>(),
-                    ids = inputs[1].data<int32_t>(), logprobs = outputs[0].data<float>(),
-                    ranks = outputs[1].data<int32_t>(), top_ids = outputs[2].data<int32_t>(),
-                    top_logprobs = outputs[3].data<float>()] {
-    cpu::token_logprobs(params, logits, ids, logprobs, ranks, top_ids, top_logprobs);
+  cpu_dispatch(stream(), inputs, outputs, [params = params_](const Arrays& in, Arrays& out) {
+    cpu::token_logprobs(params, in[0].data<void>(), in[1].data<int32_t>(), out[0].data<float>(),
+                        out[1].data<int32_t>(), out[2].data<int32_t>(), out[3].data<float>());
   });
 }
 

@@ -6,11 +6,11 @@
 namespace mlxcel {
 
 void Renorm::eval_cpu(const Arrays& inputs, Arrays& outputs) {
-  auto& encoder = cpu_encode(stream(), inputs, outputs);
-  encoder.dispatch(
-      [params = params_, x = inputs[0].data<void>(),
-       values = static_cast<const RenormValue*>(static_cast<const void*>(inputs[1].data<void>())),
-       out = outputs[0].data<void>()] { cpu::renorm(params, x, values, out); });
+  cpu_dispatch(stream(), inputs, outputs, [params = params_](const Arrays& in, Arrays& out) {
+    cpu::renorm(params, in[0].data<void>(),
+                static_cast<const RenormValue*>(static_cast<const void*>(in[1].data<void>())),
+                out[0].data<void>());
+  });
 }
 
 }  // namespace mlxcel

@@ -6,10 +6,10 @@
 namespace mlxcel {
 
 void Swiglu::eval_cpu(const Arrays& inputs, Arrays& outputs) {
-  auto& encoder = cpu_encode(stream(), inputs, outputs);
-  encoder.dispatch([params = params_, gate = inputs[0].data<void>(),
-                    up = params_.merged ? nullptr : inputs[1].data<void>(),
-                    out = outputs[0].data<void>()] { cpu::swiglu(params, gate, up, out); });
+  cpu_dispatch(stream(), inputs, outputs, [params = params_](const Arrays& in, Arrays& out) {
+    cpu::swiglu(params, in[0].data<void>(), params.merged ? nullptr : in[1].data<void>(),
+                out[0].data<void>());
+  });
 }
 
 }  // namespace mlxcel
