@@ -12,8 +12,8 @@ import functools
 import sys
 
 import torch
-
 from benchmarks import bench_cuda_kernels as bench
+
 from mlxcel_ext import plan_attention, plan_cascade
 from mlxcel_ext.ops import CascadeCosts
 
