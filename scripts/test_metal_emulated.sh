@@ -28,23 +28,25 @@ for name in attention_plan page_table shared_prefix arguments linear cuda_dispat
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-# Two at a time: all of it is single-threaded. The op tests on the first schedule take about as long as all the rest.
+# Two at a time: all of it is single-threaded, and both halves take about as long.
 op_tests() {
   METAL_HOST_SEED=$1 "$python" -m pytest -p no:cacheprovider --durations=5 "${ops[@]}" -k "$2" || status=1
   printf '== op tests, schedule seed %s: %s s\n' "$1" "$SECONDS"
 }
+# The dearest test in one dtype and head_dim.
+most="not (invariant_plan and (f16 or 80))"
+some="strided or bitwise or long_and_skewed or nan or every_head_dim and bf16 or descending or other_orders"
+some+=" or ties and 1000 or reference and 1000 or renorm and 1000 or mask and 1000 or cascade and random"
 status=0
 (
   "$python" -m pytest -p no:cacheprovider --durations=5 tests/metal_host || status=1
   printf '== harness, seeded bugs, Apple comparison: %s s\n' "$SECONDS"
-  some="strided or bitwise or long_and_skewed or nan or every_head_dim and bf16 or descending or other_orders"
-  some+=" or ties and 1000 or reference and 1000 or renorm and 1000 or mask and 1000 or cascade and random"
-  for seed in 2 3; do op_tests $seed "$some"; done
+  op_tests 3 "$some"
   exit $status
 ) >"$log" 2>&1 &
 rest=$!
-# The dearest test in one dtype and head_dim.
-op_tests 1 "not (invariant_plan and (f16 or 80))"
+op_tests 1 "$most"
+op_tests 2 "$some"
 wait $rest || status=1
 cat "$log"
 printf '== all: %s s\n' "$SECONDS"
