@@ -27,6 +27,13 @@ def test_what_goes_up_comes_down(rng, dtype, shape):
     assert np.array_equal(np.array(made + 0), kept)
 
 
+def test_what_is_meant_for_the_cpu_can_be_read_at_once(rng):
+    for _ in range(50):
+        host = rng.integers(0, 1000, 5000).astype(np.uint32)
+        for stream in (mx.cpu, mx.default_stream(mx.cpu)):
+            assert np.array_equal(np.array(to_device(host, stream)), host)
+
+
 def test_uploads_follow_each_other(rng):
     """Buffers are handed out again while kernels that read them may still be queued."""
     total, want = mx.zeros((64,), mx.int32), np.zeros(64, np.int32)

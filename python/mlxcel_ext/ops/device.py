@@ -10,12 +10,14 @@ import numpy.typing as npt
 from .. import _ext
 
 
-def to_device(host: npt.NDArray[Any]) -> mx.array:
-    """``mx.array(host)`` of int32, uint32 or float32, for small arrays that every step makes.
+def to_device(host: npt.NDArray[Any], stream: mx.Stream | mx.Device | None = None) -> mx.array:
+    """``mx.array(host)`` of int32, uint32 or float32, for small arrays that every step makes, read by ops on ``stream``.
 
     On CUDA it lies in device memory: MLX's arrays of host data are in managed memory, whose pages move when a
-    kernel first looks at them.
+    kernel first looks at them. Such an array is for the GPU's ops: the host may read it before it is there.
     """
+    if stream is not None and getattr(stream, "device", stream) == mx.cpu:
+        return mx.array(host)
     return _ext.to_device(host)
 
 

@@ -204,7 +204,7 @@ def sample(
     batch, vocab = logits.shape
     return sample_rows(
         logits,
-        _pack_rows(params, rng, batch),
+        _pack_rows(params, rng, batch, stream),
         params.work(vocab),
         joint=params.order == "joint",
         temperature_last=params.temperature_last,
@@ -227,7 +227,7 @@ def sample_rows(
     ``rows`` is an array of ``SAMPLE_ROW``, or its words as ``mx.array`` ``[batch, 8]`` uint32. ``work`` is the
     most that any row asks for; ``"filters"`` is always right.
     """
-    out = _ext.sample(logits, _words(rows), _WORK[work], joint, temperature_last, stream=stream)
+    out = _ext.sample(logits, _words(rows, stream), _WORK[work], joint, temperature_last, stream=stream)
     return SampleResult(*out)
 
 
@@ -269,7 +269,7 @@ def edit_logits(
     empty = mx.zeros((0,), mx.int32)
     out = _ext.edit_logits(
         logits,
-        _words(rows),
+        _words(rows, stream),
         empty if bias_ids is None else bias_ids,
         empty.astype(mx.float32) if bias_values is None else bias_values,
         mx.zeros((0, logits.shape[-1]), mx.uint32) if counts is None else counts,
@@ -378,7 +378,7 @@ def chain_speculative_sample(
     if draft_ids.ndim != 2:
         raise ValueError(f"[{op}] draft_ids must have 2 dimensions [batch, n], got shape {draft_ids.shape}.")
     batch = draft_ids.shape[0]
-    rows = _pack(op, {"seed": rng[0], "draw": rng[1]}, batch, _CHAIN_ROW)
+    rows = _pack(op, {"seed": rng[0], "draw": rng[1]}, batch, _CHAIN_ROW, stream)
     ids, num_accepted = _ext.chain_speculative_sample(
         draft_ids, draft_probs, target_probs, rows, stream=stream
     )
@@ -422,14 +422,19 @@ def _check_edits(
         raise ValueError(f"[edit_logits] rows: bias_begin must not be negative, got {least}.")
 
 
-def _words(rows: mx.array | npt.NDArray[np.void]) -> mx.array:
+def _words(rows: mx.array | npt.NDArray[np.void], stream: mx.Stream | mx.Device | None) -> mx.array:
     """Packed rows as 32-bit words on the device."""
     if isinstance(rows, mx.array):
         return rows
-    return to_device(rows.view(np.uint32).reshape(len(rows), rows.dtype.itemsize // 4))
+    return to_device(rows.view(np.uint32).reshape(len(rows), rows.dtype.itemsize // 4), stream)
 
 
-def _pack_rows(params: SamplingBatch, rng: tuple[PerRow, PerRow], batch: int) -> mx.array:
+def _pack_rows(
+    params: SamplingBatch,
+    rng: tuple[PerRow, PerRow],
+    batch: int,
+    stream: mx.Stream | mx.Device | None,
+) -> mx.array:
     values = {
         "temperature": params.temperature,
         "top_k": params.top_k,
@@ -438,10 +443,16 @@ def _pack_rows(params: SamplingBatch, rng: tuple[PerRow, PerRow], batch: int) ->
         "seed": rng[0],
         "draw": rng[1],
     }
-    return _pack("sample", values, batch, SAMPLE_ROW)
+    return _pack("sample", values, batch, SAMPLE_ROW, stream)
 
 
-def _pack(op: str, values: dict[str, PerRow], batch: int, layout: np.dtype[np.void]) -> mx.array:
+def _pack(
+    op: str,
+    values: dict[str, PerRow],
+    batch: int,
+    layout: np.dtype[np.void],
+    stream: mx.Stream | mx.Device | None,
+) -> mx.array:
     """Per-row values as the words of `layout`, in one array: a step uploads one."""
     for name, value in values.items():
         _check_per_row(op, name, value, batch)
@@ -450,7 +461,7 @@ def _pack(op: str, values: dict[str, PerRow], batch: int, layout: np.dtype[np.vo
     rows = np.empty(batch, layout)
     for name, value in values.items():
         rows[name] = _as_uint64(op, name, value) if layout[name] == np.uint64 else value
-    return _words(rows)
+    return _words(rows, stream)
 
 
 def _check_per_row(op: str, name: str, value: PerRow, batch: int) -> None:
