@@ -8,7 +8,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from ..ops.decoder_stack import DecoderLayer, DecoderShape, LayerStack
-from ..ops.linear import on_cpu
+from ..ops.device import on_cpu
 from .batch import AttentionBatch
 from .config import ModelConfig
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ..ops.decoder_stack import PackedLinear, StackLinear
-from ..ops.linear import PackedWeight, linear, on_cpu, quantized_linear
+from ..ops.device import on_cpu
+from ..ops.linear import PackedWeight, linear, quantized_linear
 
 #: Quantized formats that the CPU kernels know; others run on mx.quantized_matmul.
 _COMPILED_BITS = (4, 8)

@@ -91,7 +91,7 @@ def paged_attention(
     )
     options = _options(q, causal, sm_scale, window_left, logits_soft_cap, kv_layout)
     out, lse = _ext.paged_attention(
-        q, k_pages, v_pages, arrays, plan.on_device(), sinks, options, stream=stream
+        q, k_pages, v_pages, arrays, plan.on_device(stream), sinks, options, stream=stream
     )
     return (out, lse) if return_lse else out
 
@@ -142,7 +142,8 @@ def paged_attention_partial(
         op, q, k_pages, table, qo_indptr, plan, causal, window_left, kv_layout, True, stream
     )
     options = _options(q, causal, sm_scale, window_left, logits_soft_cap, kv_layout)
-    return _ext.paged_attention_partial(q, k_pages, v_pages, arrays, plan.on_device(), options, stream=stream)
+    tiles = plan.on_device(stream)
+    return _ext.paged_attention_partial(q, k_pages, v_pages, arrays, tiles, options, stream=stream)
 
 
 @argument_errors("merge_states")
@@ -250,7 +251,7 @@ def _prepare(
         plan.check(op, table, indptr, q.shape[1], num_kv_heads, causal, window_left)
     if partial and not plan.partial:
         raise ValueError(f"[{op}] plan must come from plan_attention(..., partial=True), got {plan}.")
-    return table.on_device(indptr), plan
+    return table.on_device(indptr, stream), plan
 
 
 def _options(

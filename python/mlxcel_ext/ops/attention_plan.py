@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .. import _ext
 from ..outcomes import CascadeDeclined, FusedCascade
 from .arguments import argument_errors
-from .device import to_device
+from .device import Stream, on_cpu, to_device
 from .page_table import Int32, PageTable, as_int32, check_indptr, unchanging
 
 PlanTarget = _ext.PlanTarget
@@ -71,12 +71,6 @@ def default_target(stream: mx.Stream | mx.Device | None = None) -> _ext.PlanTarg
     if mx.metal.is_available():
         return metal_target(_apple_gpu_cores())
     return cuda_target(_multiprocessors())
-
-
-def on_cpu(stream: mx.Stream | mx.Device | None = None) -> bool:
-    """Whether ``stream`` (default: MLX's default device) runs on the CPU."""
-    device = stream.device if isinstance(stream, mx.Stream) else stream
-    return bool((mx.default_device() if device is None else device) == mx.cpu)
 
 
 @functools.cache
@@ -155,7 +149,8 @@ class AttentionPlan:
         # The tiles are cut for these values: the caller may write to its own array.
         self._qo_indptr = unchanging(qo_indptr)
         self._matched: tuple[PageTable, object] = (table, self._qo_indptr)
-        self._on_device: _ext.AttentionTiles | None = None
+        #: By whether the CPU reads them.
+        self._on_device: dict[bool, _ext.AttentionTiles] = {}
         self._num_kv_heads, self._group_size = num_kv_heads, group_size
         self._causal, self._window_left, self._invariant = causal, window_left, invariant
         self._partial = partial
@@ -241,20 +236,22 @@ class AttentionPlan:
                 f"[{op}] plan covers window_left up to {self._window_left}, got window_left={window_left}."
             )
 
-    def on_device(self) -> _ext.AttentionTiles:
-        """The arrays that kernels read, made once."""
-        if self._on_device is None:
+    def on_device(self, stream: Stream = None) -> _ext.AttentionTiles:
+        """The arrays that kernels on ``stream`` read, made once."""
+        cpu = on_cpu(stream)
+        made = self._on_device.get(cpu)
+        if made is None:
             p = self._plan
-            self._on_device = _ext.AttentionTiles(
-                to_device(p.tiles),
-                to_device(p.merge_indptr),
-                to_device(p.token_order) if p.num_members else None,
+            made = self._on_device[cpu] = _ext.AttentionTiles(
+                to_device(p.tiles, stream),
+                to_device(p.merge_indptr, stream),
+                to_device(p.token_order, stream) if p.num_members else None,
                 p.num_partials,
                 self._invariant,
                 p.max_q_len,
                 p.chunks_each,
             )
-        return self._on_device
+        return made
 
     def __repr__(self) -> str:
         p = self._plan

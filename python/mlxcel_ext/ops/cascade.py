@@ -11,7 +11,8 @@ from .. import _ext, env, tuning
 from ..outcomes import CascadeDeclined, FusedCascade
 from .arguments import argument_errors
 from .attention import paged_attention
-from .attention_plan import AttentionPlan, check_problem, check_qo_indptr, default_target, on_cpu
+from .attention_plan import AttentionPlan, check_problem, check_qo_indptr, default_target
+from .device import on_cpu
 from .page_table import Int32, PageTable, unchanging
 
 CascadeCosts = _ext.CascadeCosts

@@ -1,4 +1,4 @@
-"""Arrays of the host on the device."""
+"""Where ops run, and arrays of the host on that device."""
 
 from __future__ import annotations
 
@@ -9,14 +9,24 @@ import numpy.typing as npt
 
 from .. import _ext
 
+Stream = mx.Stream | mx.Device | mx.DeviceType | None
 
-def to_device(host: npt.NDArray[Any], stream: mx.Stream | mx.Device | None = None) -> mx.array:
+
+def on_cpu(stream: Stream = None) -> bool:
+    """Whether an op with this ``stream`` argument (default: MLX's default device) runs on the CPU."""
+    if stream is None:
+        stream = mx.default_device()
+    device = stream.device if isinstance(stream, mx.Stream) else stream
+    return bool(device == mx.cpu)
+
+
+def to_device(host: npt.NDArray[Any], stream: Stream = None) -> mx.array:
     """``mx.array(host)`` of int32, uint32 or float32, for small arrays that every step makes, read by ops on ``stream``.
 
     On CUDA it lies in device memory: MLX's arrays of host data are in managed memory, whose pages move when a
     kernel first looks at them. Such an array is for the GPU's ops: the host may read it before it is there.
     """
-    if stream is not None and getattr(stream, "device", stream) == mx.cpu:
+    if stream is not None and on_cpu(stream):
         return mx.array(host)
     return _ext.to_device(host)
 

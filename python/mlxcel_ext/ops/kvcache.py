@@ -10,12 +10,15 @@ import numpy.typing as npt
 
 from .. import _ext
 from .arguments import argument_errors
+from .device import Stream
 
 
 class HasSlots(Protocol):
     """What rope_append needs of a page table."""
 
-    def slots_on_device(self, qo_indptr: npt.NDArray[np.int32] | None, num_pages: int) -> mx.array: ...
+    def slots_on_device(
+        self, qo_indptr: npt.NDArray[np.int32] | None, num_pages: int, stream: Stream = None
+    ) -> mx.array: ...
 
 
 @argument_errors("rope_append")
@@ -79,7 +82,7 @@ def rope_append(
     Angles are formed in float64 on CPU, so position 1,000,000 is as exact as position 1.
     """
     if not isinstance(table, mx.array):
-        table = table.slots_on_device(qo_indptr, k_pages.shape[0])
+        table = table.slots_on_device(qo_indptr, k_pages.shape[0], stream)
     return _ext.rope_append(
         q, k, v, k_pages, v_pages, table, positions, inv_freq, interleaved, scale, kv_layout, stream=stream
     )

@@ -6,16 +6,7 @@ import mlx.core as mx
 
 from .. import _ext
 from .arguments import argument_errors
-
-Stream = mx.Stream | mx.Device | mx.DeviceType | None
-
-
-def on_cpu(stream: Stream) -> bool:
-    """Whether an op with this ``stream`` argument runs on the CPU."""
-    if stream is None:
-        stream = mx.default_device()
-    device = stream.device if isinstance(stream, mx.Stream) else stream
-    return device == mx.cpu
+from .device import Stream, on_cpu
 
 
 @argument_errors("linear")

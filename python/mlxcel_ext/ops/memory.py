@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from .. import _ext
-from .linear import on_cpu
+from .device import on_cpu
 
 
 def use_huge_pages(arrays: Sequence[mx.array]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _ext
-from .device import to_device
+from .device import Stream, on_cpu, to_device
 
 Int32 = npt.NDArray[np.int32]
 
@@ -119,9 +119,9 @@ class PageTable:
         self._kv_len: Int32 | None = None
         self._room: int | None = None
         self._slots: Int32 | None = None  # of decode
-        self._device: dict[str, mx.array] = {}
-        self._slots_on_device: tuple[Int32 | None, mx.array] | None = None
-        self._attention_table: tuple[Int32 | None, _ext.AttentionTable] | None = None
+        self._device: dict[tuple[str, bool], mx.array] = {}  # by name and whether the CPU reads it
+        self._slots_on_device: tuple[Int32 | None, bool, mx.array] | None = None
+        self._attention_table: tuple[Int32 | None, bool, _ext.AttentionTable] | None = None
 
     @property
     def kv_indptr(self) -> Int32:
@@ -286,7 +286,7 @@ class PageTable:
         table._kv_len = None
         table._room = self.room - 1
         table._slots = None if self._slots is None else _read_only(self._slots + 1)
-        table._device = {name: a for name, a in self._device.items() if name != "kv_last_page_len"}
+        table._device = {key: a for key, a in self._device.items() if key[0] != "kv_last_page_len"}
         table._slots_on_device = None
         table._attention_table = None
         return table
@@ -346,34 +346,37 @@ class PageTable:
             return _read_only(slots.astype(np.int32))
         return _read_only(pages * self._page_size + offsets)
 
-    def slots_on_device(self, qo_indptr: Int32 | None, num_pages: int) -> mx.array:
-        """``slots`` as an mx.array, made once for one ``qo_indptr``; checks ids against the pool."""
+    def slots_on_device(self, qo_indptr: Int32 | None, num_pages: int, stream: Stream = None) -> mx.array:
+        """``slots`` as an mx.array for ops on ``stream``, made once for one ``qo_indptr``; checks ids against the
+        pool."""
         self.validate(num_pages)
-        made = self._slots_on_device
-        if made is None or not _same(made[0], qo_indptr):
-            made = self._slots_on_device = (unchanging(qo_indptr), to_device(self.slots(qo_indptr)))
-        return made[1]
+        made, cpu = self._slots_on_device, on_cpu(stream)
+        if made is None or made[1] != cpu or not _same(made[0], qo_indptr):
+            slots = to_device(self.slots(qo_indptr), stream)
+            made = self._slots_on_device = (unchanging(qo_indptr), cpu, slots)
+        return made[2]
 
-    def on_device(self, qo_indptr: Int32 | None = None) -> _ext.AttentionTable:
-        """The device arrays that attention reads, made once (for one ``qo_indptr``)."""
-        made = self._attention_table
-        if made is None or not _same(made[0], qo_indptr):
+    def on_device(self, qo_indptr: Int32 | None = None, stream: Stream = None) -> _ext.AttentionTable:
+        """The arrays that attention on ``stream`` reads, made once (for one ``qo_indptr``)."""
+        made, cpu = self._attention_table, on_cpu(stream)
+        if made is None or made[1] != cpu or not _same(made[0], qo_indptr):
             table = _ext.AttentionTable(
-                self._array("kv_indptr", self._kv_indptr),
-                self._array("kv_indices", self._kv_indices),
-                self._array("kv_last_page_len", self._kv_last_page_len),
-                None if qo_indptr is None else to_device(qo_indptr),
+                self._array("kv_indptr", self._kv_indptr, stream),
+                self._array("kv_indices", self._kv_indices, stream),
+                self._array("kv_last_page_len", self._kv_last_page_len, stream),
+                None if qo_indptr is None else to_device(qo_indptr, stream),
                 None
                 if self._first_page_offset is None
-                else self._array("first_page_offset", self._first_page_offset),
+                else self._array("first_page_offset", self._first_page_offset, stream),
             )
-            made = self._attention_table = (unchanging(qo_indptr), table)
-        return made[1]
+            made = self._attention_table = (unchanging(qo_indptr), cpu, table)
+        return made[2]
 
-    def _array(self, name: str, host: Int32) -> mx.array:
-        made = self._device.get(name)
+    def _array(self, name: str, host: Int32, stream: Stream) -> mx.array:
+        key = name, on_cpu(stream)
+        made = self._device.get(key)
         if made is None:
-            made = self._device[name] = to_device(host)
+            made = self._device[key] = to_device(host, stream)
         return made
 
 
