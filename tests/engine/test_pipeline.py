@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxcel_ext.engine import Engine
 from mlxcel_ext.outputs import RequestOutput
 from mlxcel_ext.sampling_params import SamplingParams
 from tests.engine.client import serving
@@ -114,13 +115,18 @@ def test_the_watch_sees_a_synchronisation(monkeypatch: pytest.MonkeyPatch) -> No
         assert "array.tolist" in watch.found
 
 
+def _note_steps(monkeypatch: pytest.MonkeyPatch, engine: Engine, order: list[str]) -> None:
+    """Have the engine's runner add its submissions and reads to order."""
+    runner = engine._loop.runner
+    submit, read = runner.submit, runner.read
+    monkeypatch.setattr(runner, "submit", lambda *a: (order.append("submit"), submit(*a))[1])
+    monkeypatch.setattr(runner, "read", lambda *a: (order.append("read"), read(*a))[1])
+
+
 def test_step_n_plus_1_is_submitted_before_step_n_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     with serving(fake_loaded()) as client:
-        runner = client.engine._loop.runner
-        submit, read = runner.submit, runner.read
-        monkeypatch.setattr(runner, "submit", lambda *a: (order.append("submit"), submit(*a))[1])
-        monkeypatch.setattr(runner, "read", lambda *a: (order.append("read"), read(*a))[1])
+        _note_steps(monkeypatch, client.engine, order)
         answer = client.ask([1, 2], PARAMETERS[0])
         assert answer.token_ids == generate([1, 2], 30)
         monkeypatch.undo()
@@ -131,10 +137,7 @@ def test_outputs_are_handed_over_while_the_next_step_runs(monkeypatch: pytest.Mo
     """Their readers want the interpreter's lock, which this thread needs until a step is submitted."""
     order: list[str] = []
     with serving(fake_loaded()) as client:
-        runner = client.engine._loop.runner
-        submit, read = runner.submit, runner.read
-        monkeypatch.setattr(runner, "submit", lambda *a: (order.append("submit"), submit(*a))[1])
-        monkeypatch.setattr(runner, "read", lambda *a: (order.append("read"), read(*a))[1])
+        _note_steps(monkeypatch, client.engine, order)
         ended = threading.Event()
 
         def on_output(output: RequestOutput) -> None:
