@@ -44,7 +44,7 @@ AttentionParams = struct(
     i64="stride_page stride_token stride_head",
     i32_b="num_tiles num_partials batch_invariant max_q_len chunks_each window_left causal",
     f32="sm_scale_log2 logits_soft_cap",
-    i32_c="dtype has_qo_indptr has_sinks has_first_page_offset has_token_order",
+    i32_c="dtype has_qo_indptr has_sinks has_first_page_offset has_token_order num_large",
 )
 AttentionArrays = struct(
     "AttentionArrays",
@@ -158,6 +158,7 @@ class Attention:
                 0,
                 0,
                 int(len(order) > 0),
+                plan._plan.num_large,
             ),
         )
         at = [0 if t is None else t.data_ptr() for t in self.held]

@@ -46,6 +46,8 @@ const char* name(AttentionKernel kernel) {
       return "ragged";
     case AttentionKernel::ragged_sm90:
       return "ragged_sm90";
+    case AttentionKernel::mixed_sm90:
+      return "mixed_sm90";
     default:
       return "simple";
   }
@@ -53,7 +55,7 @@ const char* name(AttentionKernel kernel) {
 
 /// Every kernel that can serve the launch, best first.
 struct Choices {
-  AttentionConfig at[5];
+  AttentionConfig at[6];
   int count = 0;
   void add(AttentionConfig config) { at[count++] = config; }
 };
@@ -79,6 +81,9 @@ Choices possible(const PagedAttentionParams& p, const DeviceInfo& device) {
         add(AttentionKernel::decode_sm90, limits.decode_sm90);
       }
       add(AttentionKernel::decode, limits.decode);
+    }
+    if (needs_queues(p) && limits.has_warpgroups && device.arch == 90) {
+      choices.add({AttentionKernel::mixed_sm90, 0, 16});
     }
     if (rows <= 128 && p.page_size >= 8 && limits.has_warpgroups && device.arch == 90) {
       choices.add({AttentionKernel::ragged_sm90, 0, 4});
@@ -169,7 +174,8 @@ void launch_paged_attention(const PagedAttentionParams& params, const AttentionA
   arrays.evict_first =
       params.has_token_order || kv_bytes <= int64_t{6} * device_info().l2_bytes ? 1 : 0;
   const bool merged = params.num_partials > 0 && whole && config.cluster == 1;
-  if (!merges_in_launch(params, config)) arrays.counters = nullptr;
+  const bool in_launch = merges_in_launch(params, config);
+  if (!in_launch && config.kernel != AttentionKernel::mixed_sm90) arrays.counters = nullptr;
   if (config.kernel == AttentionKernel::simple) {
     dispatch(params.dtype, [&](auto type) {
       launch(paged_simple_kernel<typename decltype(type)::type>,
@@ -184,7 +190,7 @@ void launch_paged_attention(const PagedAttentionParams& params, const AttentionA
         launch_attention<bf16, D>(config, params, arrays, launch);
     });
   }
-  if (merged && arrays.counters == nullptr) {
+  if (merged && !in_launch) {
     constexpr int kThreads = 128;
     const int64_t pieces =
         static_cast<int64_t>(params.num_q) * params.num_qo_heads * (params.head_dim / kMergePiece);

@@ -15,6 +15,8 @@ enum class AttentionKernel {
   ragged,  // query rows as rows of the product; up to 128 a tile, decode tiles in the same launch
            // (paged_ragged.cuh)
   ragged_sm90,  // the same with warpgroup products, head_dim 64 and 128 (paged_ragged_sm90.cuh)
+  mixed_sm90,   // the same for tiles of more than 64 rows, which run beside the launch's decode
+                // tiles on every multiprocessor; not batch invariant (paged_mixed_sm90.cuh)
   simple,       // f32 arithmetic; everything else (paged_simple.cuh)
 };
 
@@ -30,6 +32,13 @@ inline int query_rows(const PagedAttentionParams& p) {
   return p.max_q_len * (p.num_qo_heads / p.num_kv_heads);
 }
 
+/// Whether the launch may be mixed_sm90's, which keeps its queues in AttentionArrays::counters.
+inline bool needs_queues(const PagedAttentionParams& p) {
+  const int rows = query_rows(p);
+  return rows > 64 && rows <= 128 && p.page_size >= 8 && p.dtype != FloatType::f32 &&
+         !p.batch_invariant;
+}
+
 /// What the choice depends on besides the problem: the kernels of one head dimension.
 struct AttentionLimits {
   /// Shared memory of a decode block, with 1, 2 and 4 column tiles.
@@ -41,7 +50,7 @@ struct AttentionLimits {
   Decode decode;
   Decode decode_sm90;
   bool has_sm90;        // decode_sm90 and, if it is compiled, ragged_sm90 exist
-  bool has_warpgroups;  // ragged_sm90 is compiled
+  bool has_warpgroups;  // ragged_sm90 and mixed_sm90 are compiled
   int ragged_bytes;     // of a ragged block
 };
 

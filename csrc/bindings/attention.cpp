@@ -117,9 +117,10 @@ void bind_plan(nb::module_& m) {
   using plan::AttentionPlan;
   using plan::PlanTarget;
   nb::class_<PlanTarget>(m, "PlanTarget", "What the planner knows of a machine.")
-      .def(nb::init<int, int, int, int, int, int, int, int, int, int>(), "slots"_a, "tile_rows"_a,
-           "rows_per_token"_a, "min_chunk_tokens"_a, "tile_overhead"_a, "max_waves"_a,
-           "invariant_chunk_tokens"_a, "small_rows"_a = 0, "large_slots"_a = 0, "max_cluster"_a = 0)
+      .def(nb::init<int, int, int, int, int, int, int, int, int, int, int, int>(), "slots"_a,
+           "tile_rows"_a, "rows_per_token"_a, "min_chunk_tokens"_a, "tile_overhead"_a,
+           "max_waves"_a, "invariant_chunk_tokens"_a, "small_rows"_a = 0, "large_slots"_a = 0,
+           "decode_rows"_a = 0, "mixed_rows"_a = 0, "max_cluster"_a = 0)
       .def_ro("slots", &PlanTarget::slots)
       .def_ro("tile_rows", &PlanTarget::tile_rows)
       .def_ro("rows_per_token", &PlanTarget::rows_per_token)
@@ -129,6 +130,8 @@ void bind_plan(nb::module_& m) {
       .def_ro("invariant_chunk_tokens", &PlanTarget::invariant_chunk_tokens)
       .def_ro("small_rows", &PlanTarget::small_rows)
       .def_ro("large_slots", &PlanTarget::large_slots)
+      .def_ro("decode_rows", &PlanTarget::decode_rows)
+      .def_ro("mixed_rows", &PlanTarget::mixed_rows)
       .def_ro("max_cluster", &PlanTarget::max_cluster);
   nb::class_<AttentionPlan>(m, "AttentionPlan", "Tiles and merges of an attention launch.")
       .def_prop_ro("tiles",
@@ -153,6 +156,7 @@ void bind_plan(nb::module_& m) {
       .def_ro("num_partials", &AttentionPlan::num_partials)
       .def_ro("num_groups", &AttentionPlan::num_groups)
       .def_ro("max_q_len", &AttentionPlan::max_q_len)
+      .def_ro("num_large", &AttentionPlan::num_large)
       .def_ro("max_chunks", &AttentionPlan::max_chunks)
       .def_ro("chunks_each", &AttentionPlan::chunks_each)
       .def_ro("chunk_tokens", &AttentionPlan::chunk_tokens);
@@ -173,9 +177,9 @@ void bind_attention(nb::module_& m) {
            "kv_indptr"_a, "kv_indices"_a, "kv_last_page_len"_a, "qo_indptr"_a.none(),
            "first_page_offset"_a.none());
   nb::class_<AttentionTiles>(m, "AttentionTiles", "Device arrays of a plan.")
-      .def(nb::init<mx::array, mx::array, std::optional<mx::array>, int, bool, int, int>(),
+      .def(nb::init<mx::array, mx::array, std::optional<mx::array>, int, bool, int, int, int>(),
            "tiles"_a, "merge_indptr"_a, "token_order"_a.none(), "num_partials"_a,
-           "batch_invariant"_a, "max_q_len"_a, "chunks_each"_a);
+           "batch_invariant"_a, "max_q_len"_a, "chunks_each"_a, "num_large"_a);
   nb::class_<AttentionOptions>(m, "AttentionOptions", "Scalar options of paged_attention.")
       .def(nb::init<bool, float, int, float, std::string>(), "causal"_a, "sm_scale"_a,
            "window_left"_a, "logits_soft_cap"_a, "kv_layout"_a);

@@ -106,6 +106,7 @@ PagedAttentionParams attention_params(const char* op, const mx::array& q, const 
   p.has_sinks = sinks ? 1 : 0;
   p.has_first_page_offset = table.first_page_offset ? 1 : 0;
   p.has_token_order = tiles.token_order ? 1 : 0;
+  p.num_large_tiles = tiles.num_large;
   return p;
 }
 

@@ -30,6 +30,7 @@ struct AttentionTiles {
   bool batch_invariant;  // of plan_attention
   int max_q_len;
   int chunks_each;  // of the plan
+  int num_large;    // of the plan
 };
 
 struct AttentionOptions {

@@ -54,7 +54,8 @@ struct PagedAttentionParams {
   int32_t has_sinks;
   int32_t has_first_page_offset;
   int32_t has_token_order;  // some tiles are shared
+  int32_t num_large_tiles;  // the first so many have more query rows than PlanTarget::decode_rows
 };
-static_assert(sizeof(PagedAttentionParams) == 104);
+static_assert(sizeof(PagedAttentionParams) == 112);
 
 }  // namespace mlxcel

@@ -15,6 +15,7 @@ namespace {
 struct Load {
   float cost;     // of one tile that is not cut, in KV tokens of a decode tile
   int32_t tiles;  // query tiles
+  bool large;     // more than PlanTarget::decode_rows query rows each
 };
 
 int32_t query_tokens(const AttentionProblem& p, int32_t request) {
@@ -131,31 +132,64 @@ int32_t equal_chunks(const std::vector<Load>& loads, const PlanTarget& target,
 }
 
 /// Orders tiles by cost, the most expensive first, so that the last worker to finish holds a short
-/// one. 64 buckets: a counting sort is stable, linear, and exact enough.
+/// one; those of more than `large_tokens` query tokens before all others. 64 buckets of cost: a
+/// counting sort is stable, linear, and exact enough.
 std::vector<AttentionTile> longest_first(const std::vector<AttentionTile>& tiles,
-                                         const std::vector<float>& costs) {
+                                         const std::vector<float>& costs, int32_t large_tokens) {
   constexpr int kBuckets = 64;
   const float most = *std::max_element(costs.begin(), costs.end());
   const float scale = most > 0 ? (kBuckets - 0.5f) / most : 0.0f;
-  std::array<uint32_t, kBuckets + 1> next{};
-  const auto bucket = [&](float cost) { return kBuckets - 1 - static_cast<int>(cost * scale); };
-  for (float cost : costs) ++next[bucket(cost) + 1];
-  for (int b = 0; b < kBuckets; ++b) next[b + 1] += next[b];
+  std::array<uint32_t, 2 * kBuckets + 1> next{};
+  const auto bucket = [&](size_t i) {
+    const int at = kBuckets - 1 - static_cast<int>(costs[i] * scale);
+    return tiles[i].q_len > large_tokens ? at : kBuckets + at;
+  };
+  for (size_t i = 0; i < tiles.size(); ++i) ++next[bucket(i) + 1];
+  for (int b = 0; b < 2 * kBuckets; ++b) next[b + 1] += next[b];
   std::vector<AttentionTile> sorted(tiles.size());
-  for (size_t i = 0; i < tiles.size(); ++i) sorted[next[bucket(costs[i])]++] = tiles[i];
+  for (size_t i = 0; i < tiles.size(); ++i) sorted[next[bucket(i)]++] = tiles[i];
   return sorted;
+}
+
+/// Costs at which tiles are cut: large ones, and those of up to PlanTarget::decode_rows rows.
+struct ChunkCosts {
+  float large, decode;
+};
+
+/// `shared`: so many of the loads, the first, are of shared tiles.
+ChunkCosts choose_chunks(const AttentionProblem& problem, const PlanTarget& target,
+                         const std::vector<Load>& loads, size_t shared, int32_t most_tokens) {
+  const auto alike = [](float chunk) { return ChunkCosts{chunk, chunk}; };
+  if (problem.batch_invariant) return alike(static_cast<float>(target.invariant_chunk_tokens));
+  if (loads.empty()) return alike(0);
+  const int32_t most_rows = most_tokens * problem.group_size;
+  const bool large = target.large_slots > 0 && most_rows > target.small_rows;
+  const bool mixed = target.mixed_rows > 0 && most_rows > target.mixed_rows;
+  PlanTarget kernel = target;  // that serves the launch
+  if (large && !mixed) kernel.slots = target.large_slots;
+  if (shared > 0) {
+    return alike(choose_shared_chunk(loads, shared, kernel, target.slots, problem.num_kv_heads));
+  }
+  // What is cut among large tiles is merged by a launch of its own: longer chunks pay for it.
+  if (large) kernel.min_chunk_tokens *= 8;
+  if (!mixed) return alike(choose_chunk(loads, kernel, problem.num_kv_heads));
+  std::vector<Load> kinds[2];
+  for (const Load& load : loads) kinds[load.large].push_back(load);
+  return {choose_chunk(kinds[1], kernel, problem.num_kv_heads),
+          choose_chunk(kinds[0], target, problem.num_kv_heads)};
 }
 
 /// Emits the tiles of the shared spans, then those of the requests, in turn.
 class Builder {
  public:
   Builder(const AttentionProblem& problem, const PlanTarget& target, const CascadeLevels& levels,
-          float chunk, int32_t chunks_each, int32_t tile_tokens)
+          const ChunkCosts& chunk, int32_t chunks_each, int32_t tile_tokens)
       : p_(problem),
         target_(target),
         levels_(levels),
         chunk_(chunk),
         tile_tokens_(tile_tokens),
+        large_tokens_(target.decode_rows / problem.group_size),
         shared_(problem.batch) {
     plan_.chunks_each = chunks_each;
   }
@@ -171,8 +205,8 @@ class Builder {
   void add_shared(const SharedSpan& span) {
     const int32_t begin = levels_.token_indptr[span.first];
     const int32_t count = levels_.token_indptr[span.last] - begin;
-    const float w = weight(p_, target_, std::min(count, tile_tokens_));
-    const Chunks chunks = cut(span.page_begin, span.page_end, w);
+    const int32_t q_len = std::min(count, tile_tokens_);
+    const Chunks chunks = cut(span.page_begin, span.page_end, q_len);
     const Shared before = shared_[levels_.requests[span.first]];
     for (int32_t i = 0; i < count; i += tile_tokens_) {
       AttentionTile tile{};
@@ -212,8 +246,9 @@ class Builder {
   AttentionPlan finish() {
     plan_.merge_indptr.push_back(plan_.num_partials);
     plan_.token_order = levels_.token_order;
+    for (const AttentionTile& tile : plan_.tiles) plan_.num_large += tile.q_len > large_tokens_;
     if (!costs_.empty() && plan_.chunks_each == 0) {
-      plan_.tiles = longest_first(plan_.tiles, costs_);
+      plan_.tiles = longest_first(plan_.tiles, costs_, large_tokens_);
     }
     return std::move(plan_);
   }
@@ -247,8 +282,8 @@ class Builder {
     tile.page_end = static_cast<int32_t>(end);
   }
 
-  /// Cuts pages [begin, end), of which each KV token costs w, into one chunk or more.
-  Chunks cut(int32_t begin, int32_t end, float w) const {
+  /// Cuts pages [begin, end) of tiles of q_len query tokens into one chunk or more.
+  Chunks cut(int32_t begin, int32_t end, int32_t q_len) const {
     const int32_t pages = end - begin;
     int32_t count = std::max(1, plan_.chunks_each);
     if (p_.batch_invariant) {
@@ -256,8 +291,10 @@ class Builder {
         at = fixed_chunk_after(p_, target_, at);
       }
     } else if (pages > 1 && plan_.chunks_each == 0) {
-      const float cost = static_cast<float>(pages) * static_cast<float>(p_.page_size) * w;
-      count = std::clamp(static_cast<int32_t>(std::ceil(cost / chunk_)), 1, pages);
+      const float cost =
+          static_cast<float>(pages) * static_cast<float>(p_.page_size) * weight(p_, target_, q_len);
+      const float chunk = q_len > large_tokens_ ? chunk_.large : chunk_.decode;
+      count = std::clamp(static_cast<int32_t>(std::ceil(cost / chunk)), 1, pages);
     }
     return {begin, end, count};
   }
@@ -271,12 +308,12 @@ class Builder {
     std::array<Chunks, 2> parts;
     size_t num_parts = 0;
     if (held.chunks == 0) {
-      parts[num_parts++] = cut(tile.page_begin, tile.page_end, w);
+      parts[num_parts++] = cut(tile.page_begin, tile.page_end, tile.q_len);
     } else {
       if (tile.page_begin < held.page_begin) {
-        parts[num_parts++] = cut(tile.page_begin, held.page_begin, w);
+        parts[num_parts++] = cut(tile.page_begin, held.page_begin, tile.q_len);
       }
-      parts[num_parts++] = cut(held.page_end, tile.page_end, w);
+      parts[num_parts++] = cut(held.page_end, tile.page_end, tile.q_len);
     }
     int32_t chunks = held.chunks;
     for (size_t i = 0; i < num_parts; ++i) chunks += parts[i].count;
@@ -313,8 +350,9 @@ class Builder {
   const AttentionProblem& p_;
   const PlanTarget& target_;
   const CascadeLevels& levels_;
-  float chunk_;
+  ChunkCosts chunk_;
   int32_t tile_tokens_;
+  int32_t large_tokens_;        // tiles of more query tokens are large
   std::vector<Shared> shared_;  // [batch]
   AttentionPlan plan_;
   std::vector<float> costs_;
@@ -355,7 +393,8 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& 
     most_tokens = std::max(most_tokens, std::min(q_len, tile_tokens));
     loads.push_back(
         {static_cast<float>(tokens) * weight(problem, target, std::min(q_len, tile_tokens)),
-         (q_len + tile_tokens - 1) / tile_tokens});
+         (q_len + tile_tokens - 1) / tile_tokens,
+         std::min(q_len, tile_tokens) * problem.group_size > target.decode_rows});
   };
   for (const SharedSpan& span : levels.spans) {
     const int32_t pages = span.page_end - span.page_begin;
@@ -376,23 +415,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& 
     }
     add_load(std::max<int64_t>(tokens - int64_t{held[r]} * problem.page_size, 0), q_len);
   }
-  float chunk = 0;
-  if (problem.batch_invariant) {
-    chunk = static_cast<float>(target.invariant_chunk_tokens);
-  } else if (!loads.empty()) {
-    const bool large =
-        target.large_slots > 0 && most_tokens * problem.group_size > target.small_rows;
-    PlanTarget kernel = target;  // that serves the launch
-    if (large) kernel.slots = target.large_slots;
-    if (!levels.spans.empty()) {
-      chunk = choose_shared_chunk(loads, levels.spans.size(), kernel, target.slots,
-                                  problem.num_kv_heads);
-    } else {
-      // What is cut among large tiles is merged by a launch of its own: longer chunks pay for it.
-      if (large) kernel.min_chunk_tokens *= 8;
-      chunk = choose_chunk(loads, kernel, problem.num_kv_heads);
-    }
-  }
+  const ChunkCosts chunk = choose_chunks(problem, target, loads, levels.spans.size(), most_tokens);
   int32_t chunks_each = 0;
   if (levels.spans.empty() && !problem.batch_invariant && !problem.partial &&
       most_tokens * problem.group_size <= target.small_rows) {
@@ -401,13 +424,13 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& 
   Builder builder(problem, target, levels, chunk, chunks_each, tile_tokens);
   size_t tiles = 0;
   for (const Load& load : loads) {
-    tiles += load.tiles * static_cast<size_t>(1.0f + load.cost / std::max(chunk, 1.0f));
+    tiles += load.tiles * static_cast<size_t>(1.0f + load.cost / std::max(chunk.decode, 1.0f));
   }
   builder.reserve(tiles, num_q);
   for (const SharedSpan& span : levels.spans) builder.add_shared(span);
   for (int32_t r = 0; r < problem.batch; ++r) builder.add_request(r);
   AttentionPlan plan = builder.finish();
-  plan.chunk_tokens = static_cast<int64_t>(chunk);
+  plan.chunk_tokens = static_cast<int64_t>(chunk.decode);
   return plan;
 }
 

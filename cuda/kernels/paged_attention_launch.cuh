@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/paged_mixed_sm90.cuh"
 #include "kernels/paged_ragged.cuh"
 #include "kernels/paged_ragged_sm90.cuh"
 #include "paged_attention_dispatch.h"
@@ -128,13 +129,22 @@ void launch_attention(const AttentionConfig& config, const PagedAttentionParams&
     return;
   }
   if constexpr (Shapes::kHasWarpgroups) {
-    if (config.kernel == AttentionKernel::ragged_sm90) {
+    const auto launch_sm90 = [&](auto* kernel, dim3 blocks, int threads, int bytes) {
       const auto map = [&](const void* pool) {
-        return pool_map(params, pool, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+        return pool_map(params, pool, CU_TENSOR_MAP_L2_PROMOTION_NONE);
       };
-      launch(paged_ragged_sm90_kernel<T, D, Shapes::kDecodeStages>, grid, 4 * kWarp,
-             Shapes::template sm90_shared_bytes<T>(), params, arrays, map(arrays.k_pages),
+      launch(kernel, blocks, threads, bytes, params, arrays, map(arrays.k_pages),
              map(arrays.v_pages), page_groups(params));
+    };
+    if (config.kernel == AttentionKernel::ragged_sm90) {
+      launch_sm90(paged_ragged_sm90_kernel<T, D, Shapes::kDecodeStages>, grid, 4 * kWarp,
+                  Shapes::template sm90_shared_bytes<T>());
+      return;
+    }
+    if (config.kernel == AttentionKernel::mixed_sm90) {
+      using Mixed = PagedMixedSm90<T, D>;
+      const unsigned blocks = std::min<unsigned>(grid.x, device_info().num_sms);
+      launch_sm90(paged_mixed_sm90_kernel<T, D>, blocks, Mixed::kThreads, Mixed::kSharedBytes);
       return;
     }
   }

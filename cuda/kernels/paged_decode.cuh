@@ -20,6 +20,27 @@ struct PoolMaps {
   uint32_t barriers;  // shared address of one for each warp and stage
 };
 
+/// The threads of a block that work at one tile: neighbouring warps, with a named barrier.
+struct Team {
+  int first_warp, threads, barrier;
+
+  static __device__ __forceinline__ Team whole_block() {
+    return {0, static_cast<int>(blockDim.x), 0};
+  }
+  __device__ __forceinline__ int thread() const {
+    return static_cast<int>(threadIdx.x) - first_warp * kWarp;
+  }
+  __device__ __forceinline__ void sync() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+  }
+};
+
+/// Where a ring of buffers that serves several tiles goes on.
+struct RingPlace {
+  int full = 0;   // stage to read
+  int round = 0;  // parity of the rounds through the ring
+};
+
 /// Attention of a few query rows (up to 8 * ColumnTiles rows: tokens x heads of one KV head's
 /// group) over a span of pages, for 16-bit types.
 ///
@@ -65,6 +86,7 @@ struct PagedDecode {
   const AttentionArrays& a;
   const TileView& view;
   const int kv_head, group, columns;  // columns: query rows in use
+  const Team team;
   const int warp, warps, lane;
   const int page_shift;
   const uint64_t policy;
@@ -79,14 +101,15 @@ struct PagedDecode {
 
   __device__ PagedDecode(const PagedAttentionParams& p, const AttentionArrays& a,
                          const TileView& view, int kv_head, int warps, char* shared,
-                         const Maps& maps = {})
+                         const Maps& maps = {}, const Team& team = Team::whole_block())
       : p(p),
         a(a),
         view(view),
         kv_head(kv_head),
         group(p.num_qo_heads / p.num_kv_heads),
         columns(view.tile.q_len * (p.num_qo_heads / p.num_kv_heads)),
-        warp(threadIdx.x / kWarp),
+        team(team),
+        warp(team.thread() / kWarp),
         warps(warps),
         lane(threadIdx.x % kWarp),
         page_shift(page_shift_of(p)),
@@ -193,7 +216,7 @@ struct PagedDecode {
       }
     } else {
       constexpr int kPieces = D / 8;
-      for (int piece = threadIdx.x; piece < kColumns * kPieces; piece += warps * kWarp) {
+      for (int piece = team.thread(); piece < kColumns * kPieces; piece += warps * kWarp) {
         const int column = piece / kPieces, d = piece % kPieces * 8;
         const bool used = column < columns;
         copy_async_16(query + static_cast<uint32_t>((column * kRow + d) * sizeof(T)),
@@ -352,7 +375,8 @@ struct PagedDecode {
     }
   }
 
-  __device__ __forceinline__ void stream() {
+  /// Makes the barriers of this warp's ring.
+  __device__ __forceinline__ void init_ring() const {
     if constexpr (kBoxes) {
       if (lane == 0) {
 #pragma unroll
@@ -361,19 +385,23 @@ struct PagedDecode {
       }
       __syncwarp();
     }
+  }
+
+  __device__ __forceinline__ void stream(RingPlace& place) {
     int page[Stages];
 #pragma unroll
     for (int i = 0; i < Stages; ++i) page[i] = page_in(warp + i * warps);
     load_query();  // in flight together with the page ids
 #pragma unroll
     for (int i = 0; i < Stages - 1; ++i) {
-      if (warp + i * warps < blocks) copy_block(warp + i * warps, i, page[i]);
+      if (warp + i * warps < blocks)
+        copy_block(warp + i * warps, (place.full + i) % Stages, page[i]);
       if constexpr (!kBoxes) copy_async_commit();
     }
     int next = page[Stages - 1];
     if constexpr (!kQueryInRegisters) {
       copy_async_wait<kBoxes ? 0 : Stages - 1>();
-      __syncthreads();
+      team.sync();
     }
 #pragma unroll
     for (int n = 0; n < ColumnTiles; ++n) {
@@ -390,8 +418,8 @@ struct PagedDecode {
     }
     const LogitScale<> logit(p);
     bool taken_out = false;
-    int full = 0, empty = Stages - 1;  // stage to read, stage to fill
-    [[maybe_unused]] int round = 0;    // parity of the rounds through the ring
+    int &full = place.full, empty = (full + Stages - 1) % Stages;  // stage to read, stage to fill
+    [[maybe_unused]] int& round = place.round;
     for (int block = warp; block < blocks; block += warps) {
       if constexpr (!kBoxes) copy_async_wait<Stages - 2>();
       __syncwarp();
@@ -456,14 +484,14 @@ struct PagedDecode {
   }
 
   /// Merges the states of the warps, and what they give with those of the cluster's other blocks.
-  /// Called by all threads of the block, also by those of warps that did not stream.
+  /// Called by all threads of the team, also by those of warps that did not stream.
   template <class Cluster>
   __device__ __forceinline__ void finish(char* shared, const Cluster& cluster) {
     if (warp < warps) store_state(shared);
-    __syncthreads();
+    team.sync();
 
     constexpr int N = 4, kPieces = D / N;
-    for (int item = threadIdx.x; item < columns * kPieces; item += blockDim.x) {
+    for (int item = team.thread(); item < columns * kPieces; item += team.threads) {
       const int column = item / kPieces, d = item % kPieces * N;
       MergedState<N> state;
       float weight[kMaxWarps];
@@ -504,9 +532,22 @@ struct PagedDecode {
 
   template <class Cluster = NoCluster>
   __device__ __forceinline__ void run(char* shared, const Cluster& cluster = {}) {
-    if (warp < warps) stream();
+    if (warp < warps) {
+      init_ring();
+      RingPlace place;
+      stream(place);
+    }
     if (cluster.blocks > 1) cluster.begin();
     finish(shared, cluster);
+  }
+
+  /// One of several tiles in a row, all warps streaming; init_ring has been called before the
+  /// first.
+  __device__ __forceinline__ void run_next(char* shared, RingPlace& place) {
+    stream(place);
+    finish(shared, NoCluster());
+    fence_shared_proxy();  // states were written where boxes are copied to
+    team.sync();
   }
 };
 

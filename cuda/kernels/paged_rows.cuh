@@ -42,6 +42,17 @@ struct RowStrip {
   __device__ __forceinline__ void weigh(const PagedAttentionParams& p, const TileView& view,
                                         const LogitScale<>& logit, const StripPlace& place,
                                         int slot, float (&s)[KeyTiles][4]) {
+    float keep[2];
+    weigh(p, view, logit, place, slot, s, keep);
+    rescale(keep);
+  }
+
+  /// The same without rescaling, which is left to rescale(keep): the values of the keys before may
+  /// still be under way.
+  template <int KeyTiles>
+  __device__ __forceinline__ void weigh(const PagedAttentionParams& p, const TileView& view,
+                                        const LogitScale<>& logit, const StripPlace& place,
+                                        int slot, float (&s)[KeyTiles][4], float (&keep)[2]) {
     // The scale is folded into the exponent unless the logits are capped (or scaled by a negative
     // number, where the largest product is not the largest logit).
     const bool plain = logit.cap == 0.0f && logit.scale > 0.0f;
@@ -53,8 +64,10 @@ struct RowStrip {
       }
     }
     if (!view.all_see(p, slot, slot + 8 * KeyTiles)) mask(p, view, place, slot, s);
-    float keep[2];
     softmax(plain ? logit.scale : 1.0f, s, keep);
+  }
+
+  __device__ __forceinline__ void rescale(const float (&keep)[2]) {
     // Past the first few tiles the maxima seldom move.
     if (!__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) return;
 #pragma unroll
@@ -148,29 +161,43 @@ struct RowStrip {
     }
   }
 
+  /// The two rows side by side, and two sums a row: one chain of dependent instructions would take
+  /// longer than the tensor cores' work that it hides behind.
   template <int KeyTiles>
   __device__ __forceinline__ void softmax(float scale, float (&s)[KeyTiles][4], float (&keep)[2]) {
+    float m[2] = {-INFINITY, -INFINITY}, base[2], total[4] = {};
+#pragma unroll
+    for (int n = 0; n < KeyTiles; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        m[half] = fmaxf(m[half], fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
+      }
+    }
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        m[half] = fmaxf(m[half], __shfl_xor_sync(0xffffffffu, m[half], step));
+      }
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float m = -INFINITY;
+      m[half] = fmaxf(max[half], m[half] * scale);
+      keep[half] = weight_of(max[half], m[half]);
+      max[half] = m[half];
+      base[half] = m[half] == -INFINITY ? 0.0f : m[half];  // all masked: weights 0, not NaN
+    }
 #pragma unroll
-      for (int n = 0; n < KeyTiles; ++n) m = fmaxf(m, fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
-      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-      m = fmaxf(max[half], m * scale);
-      keep[half] = weight_of(max[half], m);
-      max[half] = m;
-      const float base = m == -INFINITY ? 0.0f : m;  // all masked: weights 0, not NaN
-      float total = sum[half] * keep[half];
+    for (int n = 0; n < KeyTiles; ++n) {
 #pragma unroll
-      for (int n = 0; n < KeyTiles; ++n) {
-#pragma unroll
-        for (int e = half * 2; e < half * 2 + 2; ++e) {
-          s[n][e] = exp2_fast(s[n][e] * scale - base);
-          total += s[n][e];
-        }
+      for (int e = 0; e < 4; ++e) {
+        s[n][e] = exp2_fast(s[n][e] * scale - base[e / 2]);
+        total[e] += s[n][e];
       }
-      sum[half] = total;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum[half] = sum[half] * keep[half] + (total[half * 2] + total[half * 2 + 1]);
     }
   }
 };

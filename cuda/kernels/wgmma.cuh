@@ -45,6 +45,11 @@ __device__ __forceinline__ void hold(float (&d)[N]) {
                "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE                      \
                " {" MLXCEL_R32 "}, %32, %33, p, 1, 1, 0, 0;}"                                   \
                : MLXCEL_D32(d, 0) : "l"(a), "l"(b), "r"(add))
+#define MLXCEL_WGMMA_SHARED_128(TYPE)                                                           \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0;\n"                                        \
+               "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                     \
+               " {" MLXCEL_R64 "}, %64, %65, p, 1, 1, 0, 0;}"                                   \
+               : MLXCEL_D32(d, 0), MLXCEL_D32(d, 32) : "l"(a), "l"(b), "r"(add))
 #define MLXCEL_WGMMA_REGISTERS(TYPE, N, REGISTERS, A0, A1, A2, A3, B)                           \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE                   \
                " {" REGISTERS "}, {" A0 "," A1 "," A2 "," A3 "}, " B ", 1, 1, 1, 1;"            \
@@ -55,6 +60,13 @@ template <class T>
 __device__ __forceinline__ void wgmma_64x64(float (&d)[32], uint64_t a, uint64_t b, int add) {
   if constexpr (std::is_same_v<T, f16>) MLXCEL_WGMMA_SHARED("f16");
   else MLXCEL_WGMMA_SHARED("bf16");
+}
+
+/// d[64 x 128] = a b^T (+ d where `add`)
+template <class T>
+__device__ __forceinline__ void wgmma_64x128(float (&d)[64], uint64_t a, uint64_t b, int add) {
+  if constexpr (std::is_same_v<T, f16>) MLXCEL_WGMMA_SHARED_128("f16");
+  else MLXCEL_WGMMA_SHARED_128("bf16");
 }
 
 /// d[64 x 128] += a b: a in registers (16 columns), b 16 rows in shared memory.
@@ -81,6 +93,7 @@ __device__ __forceinline__ void wgmma_add(float (&d)[32], const uint32_t (&a)[4]
 #undef MLXCEL_R32
 #undef MLXCEL_R64
 #undef MLXCEL_WGMMA_SHARED
+#undef MLXCEL_WGMMA_SHARED_128
 #undef MLXCEL_WGMMA_REGISTERS
 
 }  // namespace mlxcel::cuda

@@ -175,6 +175,19 @@ def test_other_requests_are_not_cut_alike(kv_len, change):
     assert plan._plan.chunks_each == 0
 
 
+def test_prefill_beside_decode_is_cut_as_if_alone():
+    """The CUDA kernel runs both kinds side by side: prefill that fills the machine uncut stays uncut."""
+    heads = {"num_qo_heads": 32, "num_kv_heads": 8}
+    table = table_of([4096] * 8 + [8704])
+    qo_indptr = np.array([*range(9), 520], np.int32)
+    plan = plan_attention(table, qo_indptr, target=cuda_target(132), **heads)
+    large, decode = plan.tiles[: plan._plan.num_large], plan.tiles[plan._plan.num_large :]
+    assert (large[:, REQUEST] == 8).all() and (decode[:, REQUEST] < 8).all()
+    assert len(large) == 16 and (large[:, CHUNK] == -1).all()
+    assert (np.bincount(decode[:, REQUEST]) > 1).all()
+    check_cover(plan, table, [1] * 8 + [512], True, -1)
+
+
 def test_batch_invariant_chunks_depend_on_the_request_alone():
     def chunks(kv_len, request, slots):
         plan = plan_attention(

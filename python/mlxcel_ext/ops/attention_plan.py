@@ -46,6 +46,8 @@ def cuda_target(num_sms: int) -> _ext.PlanTarget:
         invariant_chunk_tokens=2048,
         small_rows=32,  # more take the ragged kernels, two blocks a multiprocessor
         large_slots=2 * num_sms,
+        decode_rows=8,
+        mixed_rows=64,  # one block a multiprocessor, which runs both kinds
         max_cluster=8,  # clusters of 16 take 20 % longer than merging through memory (2026-11-30)
     )
 
@@ -250,6 +252,7 @@ class AttentionPlan:
                 self._invariant,
                 p.max_q_len,
                 p.chunks_each,
+                p.num_large,
             )
         return made
 

@@ -1,0 +1,431 @@
+#pragma once
+
+#include "kernels/paged_decode.cuh"
+#include "kernels/paged_rows.cuh"
+#include "kernels/tma.cuh"
+#include "kernels/wgmma.cuh"
+
+namespace mlxcel::cuda {
+
+/// Large tiles (up to 128 query rows) and decode tiles in one launch of sm_90a, side by side on
+/// every multiprocessor: the tensor cores work for the large tiles while the memory system streams
+/// the decode tiles. head_dim 64 and 128; one block a multiprocessor, which takes tiles from two
+/// queues until they are empty.
+///
+/// A block has four warpgroups. Two consume: 64 query rows of the large tile each, S = Q K^T and
+/// O += P V by warpgroup products. The two take turns at the tensor cores: while the products of
+/// one run, the other makes weights. A warp of the third produces: it copies K and V of the large
+/// tiles into a ring, ahead of the consumers and across the ends of tiles. The fourth runs decode
+/// tiles, and the consumers join it when no large tile is left: always four warps a tile, so that a
+/// tile's bits do not depend on who runs it.
+template <class T, int D>
+struct PagedMixedSm90 {
+  static constexpr int kThreads = 512, kConsumers = 256, kConsumerWarps = 8, kDecodeWarps = 4;
+  // Registers of a thread, of four times the 128 of the launch.
+  static constexpr int kConsumerRegisters = 192, kDecodeRegisters = 104, kProducerRegisters = 24;
+  static constexpr int kRows = 128, kKeys = 128, kSteps = D / 16;
+  using Rows = SwizzledRows<T, D>;
+  using Decode = PagedDecode<T, D, 1, 16, 2, PoolMaps>;
+
+  static constexpr int kAlignment = 1024;
+  static constexpr int kQueryBytes = kRows * D * sizeof(T);
+  static constexpr int kTileBytes = kKeys * D * sizeof(T);
+  static constexpr int kLargeBytes = kQueryBytes + 4 * kTileBytes;  // two stages of K and of V
+  static_assert(2 * Decode::block_bytes(kDecodeWarps) <= kLargeBytes);
+  static constexpr int kSharedBytes = kAlignment + kLargeBytes + Decode::block_bytes(kDecodeWarps);
+
+  // Named barriers; 0 is the whole block's.
+  enum Barrier { kFirstRows = 1, kSecondRows, kAllRows, kFirstTurn, kSecondTurn, kDecodeTeam };
+
+  /// What a block keeps in shared memory besides the tiles.
+  struct Control {
+    uint64_t keys_full[2], keys_empty[2], values_full[2], values_empty[2];
+    uint64_t item_full[2], item_empty[2];
+    uint64_t decode[3 * 2 * kDecodeWarps];
+    int item[2];         // numbers of large tiles times KV heads, -1: none left
+    int decode_item[3];  // the same for the three teams that run decode tiles
+  };
+
+  const PagedAttentionParams& p;
+  const AttentionArrays& a;
+  const CUtensorMap &k_map, &v_map;
+  const int page_groups;
+  Control& control;
+  char* const shared;  // aligned
+  const uint32_t base;
+  const int group, warp, lane, page_shift, num_large, num_decode;
+
+  __device__ PagedMixedSm90(const PagedAttentionParams& p, const AttentionArrays& a,
+                            const CUtensorMap& k_map, const CUtensorMap& v_map, int page_groups,
+                            Control& control, char* shared)
+      : p(p),
+        a(a),
+        k_map(k_map),
+        v_map(v_map),
+        page_groups(page_groups),
+        control(control),
+        shared(shared),
+        base(shared_address(shared)),
+        group(p.num_qo_heads / p.num_kv_heads),
+        warp(threadIdx.x / kWarp),
+        lane(threadIdx.x % kWarp),
+        page_shift(page_shift_of(p)),
+        num_large(p.num_large_tiles * p.num_kv_heads),
+        num_decode((p.num_tiles - p.num_large_tiles) * p.num_kv_heads) {}
+
+  static __device__ __forceinline__ uint32_t at(const uint64_t& barrier) {
+    return shared_address(&barrier);
+  }
+  __device__ __forceinline__ uint32_t keys_of(int fill) const {
+    return base + static_cast<uint32_t>(kQueryBytes + fill % 2 * kTileBytes);
+  }
+  __device__ __forceinline__ uint32_t values_of(int fill) const {
+    return base + static_cast<uint32_t>(kQueryBytes + (2 + fill % 2) * kTileBytes);
+  }
+
+  static __device__ __forceinline__ void bar_sync(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+  }
+  static __device__ __forceinline__ void bar_arrive(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+  }
+  static __device__ __forceinline__ bool any_of_all_rows(bool x) {
+    int any;
+    asm volatile(
+        "{.reg .pred p, q; setp.ne.b32 p, %1, 0;\n"
+        "bar.red.or.pred q, %2, %3, p;\n"
+        "selp.b32 %0, 1, 0, q;}"
+        : "=r"(any)
+        : "r"(static_cast<int>(x)), "r"(static_cast<int>(kAllRows)), "r"(kConsumers)
+        : "memory");
+    return any != 0;
+  }
+
+  /// Queues are counters in global memory: 0 the large tiles, 1 the decode tiles, 2 the blocks that
+  /// are done. They are zero again when the launch ends.
+  __device__ __forceinline__ int take(int queue) const { return atomicAdd(a.counters + queue, 1); }
+
+  __device__ __forceinline__ void init() const {
+    if (threadIdx.x == 0) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        barrier_init(at(control.keys_full[i]), 1);
+        barrier_init(at(control.values_full[i]), 1);
+        barrier_init(at(control.item_full[i]), 1);
+        barrier_init(at(control.keys_empty[i]), kConsumerWarps);
+        barrier_init(at(control.values_empty[i]), kConsumerWarps);
+        barrier_init(at(control.item_empty[i]), kConsumerWarps);
+      }
+      for (auto& barrier : control.decode) barrier_init(at(barrier), 1);
+      barrier_init_fence();
+      prefetch_map(k_map);
+      prefetch_map(v_map);
+    }
+    __syncthreads();
+  }
+
+  // The producer.
+
+  /// Each lane below `boxes` copies one box of a block: 16 tokens, or 8 of smaller pages.
+  __device__ __forceinline__ void produce_block(const CUtensorMap& map, const TileView& view,
+                                                int kv_head, int slot, int page, uint32_t to,
+                                                uint32_t barrier) const {
+    const int tokens = min(p.page_size, 16), from = slot + lane * tokens;
+    const bool valid = lane < kKeys / tokens && from < view.end && from + tokens > view.begin;
+    const int boxes = __popc(__ballot_sync(0xffffffffu, valid));
+    if (lane == 0) barrier_expect(barrier, static_cast<uint32_t>(boxes * tokens * D * sizeof(T)));
+    __syncwarp();
+    if (valid) {
+      copy_box(to + lane * tokens / 8 * Rows::kGroupBytes, map, 0, 0, 0, kv_head,
+               page * page_groups + (from & (p.page_size - 1)) / 8, barrier);
+    }
+  }
+
+  __device__ __forceinline__ void produce() const {
+    const int tokens = min(p.page_size, 16);
+    int fill = 0, next = 0;
+    if (lane == 0) next = take(0);
+    for (int n = 0;; ++n) {
+      const int item = __shfl_sync(0xffffffffu, next, 0);
+      const bool there = item < num_large;
+      barrier_wait(at(control.item_empty[n % 2]), (n / 2 & 1) ^ 1);
+      if (lane == 0) {
+        control.item[n % 2] = there ? item : -1;
+        barrier_arrive(at(control.item_full[n % 2]));
+        if (there) next = take(0);  // back before this tile's copies are all on their way
+      }
+      if (!there) break;
+      const TileView view(p, a, item / p.num_kv_heads);
+      const int kv_head = item % p.num_kv_heads;
+      const int origin = view.origin(p, kKeys), blocks = view.blocks(origin, kKeys);
+      int page = page_of(view, page_shift, origin + lane * tokens);
+      for (int block = 0; block < blocks; ++block, ++fill) {
+        const int slot = origin + block * kKeys, now = page, stage = fill % 2;
+        page = page_of(view, page_shift, slot + kKeys + lane * tokens);
+        const int emptied = (fill / 2 & 1) ^ 1;
+        barrier_wait(at(control.keys_empty[stage]), emptied);
+        produce_block(k_map, view, kv_head, slot, now, keys_of(fill), at(control.keys_full[stage]));
+        barrier_wait(at(control.values_empty[stage]), emptied);
+        produce_block(v_map, view, kv_head, slot, now, values_of(fill),
+                      at(control.values_full[stage]));
+      }
+    }
+  }
+
+  // The consumers.
+
+  struct Consumer {
+    const PagedMixedSm90& m;
+    const int half;  // which 64 of the rows
+    RowStrip<T, D> strip;
+    float s[kKeys / 8][4];
+    uint32_t weights[kKeys / 16][4];
+
+    __device__ __forceinline__ void hold_scores() {
+      hold(reinterpret_cast<float (&)[kKeys / 2]>(s));
+    }
+    __device__ __forceinline__ void hold_values() {
+      hold(reinterpret_cast<float (&)[D / 2]>(strip.o));
+    }
+
+    /// Reads this half's rows of Q, zeros past the tile's.
+    __device__ __forceinline__ void load_query(const TileView& view, int kv_head, int rows) const {
+      constexpr int kPieces = D / 8;
+      const int thread = threadIdx.x % 128;
+#pragma unroll
+      for (int i = 0; i < 64 * kPieces / 128; ++i) {
+        const int piece = i * 128 + thread;
+        const int row = half * 64 + piece / kPieces, d = piece % kPieces * 8;
+        const bool used = row < rows;
+        const int token_of_tile = used ? row / m.group : 0;
+        const int64_t token = view.token(token_of_tile);
+        const int head = kv_head * m.group + (used ? row - token_of_tile * m.group : 0);
+        copy_async_16(m.base + Rows::offset(row, d),
+                      static_cast<const T*>(m.a.q) + (token * m.p.num_qo_heads + head) * D + d,
+                      used);
+      }
+      copy_async_commit();
+      copy_async_wait<0>();
+      fence_shared_proxy();
+      bar_sync(kFirstRows + half, 128);
+    }
+
+    /// Starts s = Q K^T.
+    __device__ __forceinline__ void start_scores(int fill) {
+      float (&flat)[kKeys / 2] = reinterpret_cast<float (&)[kKeys / 2]>(s);
+      const uint32_t q = m.base + half * 8 * Rows::kGroupBytes, k = m.keys_of(fill);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const uint32_t at = step / 4 * Rows::kBlockBytes + step % 4 * 32;
+        wgmma_64x128<T>(flat, matrix_descriptor(q + at, Rows::kGroupBytes, 0),
+                        matrix_descriptor(k + at, Rows::kGroupBytes, 0), step > 0);
+      }
+      wgmma_commit();
+    }
+
+    /// Starts o += weights V.
+    __device__ __forceinline__ void start_values(int fill) {
+      float (&flat)[D / 2] = reinterpret_cast<float (&)[D / 2]>(strip.o);
+      const uint32_t v = m.values_of(fill);
+#pragma unroll
+      for (int step = 0; step < kKeys / 16; ++step) {
+        wgmma_add<T>(flat, weights[step],
+                     matrix_descriptor(v + step * 2 * Rows::kGroupBytes, Rows::kGroupBytes,
+                                       Rows::kBlockBytes));
+      }
+      wgmma_commit();
+    }
+
+    __device__ __forceinline__ void pack_all() {
+#pragma unroll
+      for (int k = 0; k < kKeys / 16; ++k) pack_weights<T>(s, k, weights[k]);
+    }
+
+    __device__ __forceinline__ void release(uint64_t (&empty)[2], int fill) const {
+      if (m.lane == 0) barrier_arrive(at(empty[fill % 2]));
+    }
+
+    /// Puts zeros where no query sees a slot of V (what is there may be NaN), and keeps what is not
+    /// finite from queries that do not see it: returns whether there was such a value. All rows'
+    /// threads together.
+    __device__ __forceinline__ bool clean_values(const TileView& view, int slot, int fill) const {
+      const int rank = static_cast<int>(threadIdx.x) - kConsumers, key = rank / 2;
+      if (slot + key < view.begin || slot + key >= view.end) {
+        for (int d = 0; d < D / 2; d += 8) {
+          store_shared_16(m.values_of(fill) + Rows::offset(key, rank % 2 * (D / 2) + d), {});
+        }
+      }
+      bool found = false;
+      if (view.tile.q_len > 1) {
+        bar_sync(kAllRows, kConsumers);
+        found = take_out_nonfinite<T, D, kKeys, Rows, kConsumers>(m.values_of(fill), rank);
+      }
+      fence_shared_proxy();
+      bar_sync(kAllRows, kConsumers);
+      return found;
+    }
+
+    /// Waits for V of a block, and cleans it where not all is seen.
+    __device__ __forceinline__ bool await_values(const TileView& view, int slot, int fill) const {
+      barrier_wait(at(m.control.values_full[fill % 2]), fill / 2 & 1);
+      return !view.all_see(m.p, slot, slot + kKeys) && clean_values(view, slot, fill);
+    }
+
+    // The halves take turns at the tensor cores. Weights made while products of the same half run
+    // as well gain nothing (H200, 2026-11-30: 2.29 us a block of keys, 2.14 so).
+    __device__ __forceinline__ void await_turn() const { bar_sync(kFirstTurn + half, kConsumers); }
+    __device__ __forceinline__ void pass_turn() const {
+      bar_arrive(kFirstTurn + 1 - half, kConsumers);
+    }
+
+    /// One tile; `fill` counts the blocks of keys of all tiles.
+    __device__ __forceinline__ void run(int item, int& fill) {
+      const TileView view(m.p, m.a, item / m.p.num_kv_heads);
+      const int kv_head = item % m.p.num_kv_heads, rows = view.tile.q_len * m.group;
+      const StripPlace place{half * 64 + m.warp % 4 * 16, rows, m.group};
+      const int origin = view.origin(m.p, kKeys), blocks = view.blocks(origin, kKeys);
+      strip.clear();
+      if (blocks > 0) {
+        bar_sync(kFirstRows + half, 128);  // no warp reads the Q before
+        load_query(view, kv_head, rows);
+        bool taken_out = stream(view, place, origin, blocks, fill);
+        if (view.tile.q_len > 1 && any_of_all_rows(taken_out)) {
+          add_taken_out(view, kv_head, place, origin, blocks);
+        }
+        fill += blocks;
+      }
+      strip.write(m.p, m.a, view, kv_head, place);
+    }
+
+    __device__ __forceinline__ bool stream(const TileView& view, const StripPlace& place,
+                                           int origin, int blocks, int first) {
+      const LogitScale<> logit(m.p);
+      float keep[2];
+      bool taken_out = false;
+      barrier_wait(at(m.control.keys_full[first % 2]), first / 2 & 1);
+      wgmma_begin();
+      start_scores(first);
+      wgmma_wait<0>();
+      hold_scores();
+      release(m.control.keys_empty, first);
+      strip.weigh(m.p, view, logit, place, origin, s, keep);
+      pack_all();
+      for (int block = 1; block < blocks; ++block) {
+        const int fill = first + block, slot = origin + block * kKeys;
+        barrier_wait(at(m.control.keys_full[fill % 2]), fill / 2 & 1);
+        taken_out |= await_values(view, slot - kKeys, fill - 1);
+        await_turn();
+        wgmma_begin();
+        start_scores(fill);
+        start_values(fill - 1);
+        wgmma_wait<0>();
+        hold_scores();
+        hold_values();
+        pass_turn();
+        release(m.control.keys_empty, fill);
+        release(m.control.values_empty, fill - 1);
+        strip.weigh(m.p, view, logit, place, slot, s, keep);
+        strip.rescale(keep);
+        pack_all();
+      }
+      const int last = first + blocks - 1;
+      taken_out |= await_values(view, origin + (blocks - 1) * kKeys, last);
+      wgmma_begin();
+      start_values(last);
+      wgmma_wait<0>();
+      hold_values();
+      release(m.control.values_empty, last);
+      return taken_out;
+    }
+
+    __device__ __forceinline__ void add_taken_out(const TileView& view, int kv_head,
+                                                  const StripPlace& place, int origin, int blocks) {
+      for (int block = 0; block < blocks; ++block) {
+        const int slot = origin + block * kKeys;
+        if (view.all_see(m.p, slot, slot + kKeys)) continue;
+        strip.template add_taken_out<kKeys>(m.p, m.a, view, kv_head, place, slot);
+      }
+    }
+  };
+
+  __device__ __forceinline__ void consume() const {
+    Consumer consumer{*this, warp / 4 - 2};
+    if (consumer.half == 1) consumer.pass_turn();
+    int fill = 0;
+    for (int n = 0;; ++n) {
+      barrier_wait(at(control.item_full[n % 2]), n / 2 & 1);
+      const int item = control.item[n % 2];
+      __syncwarp();
+      if (lane == 0) barrier_arrive(at(control.item_empty[n % 2]));
+      if (item < 0) break;
+      consumer.run(item, fill);
+    }
+    if (consumer.half == 0) consumer.await_turn();  // the turn that nobody takes
+    fence_shared_proxy();
+    bar_sync(kAllRows, kConsumers);
+  }
+
+  // Decode tiles.
+
+  /// Runs decode tiles with the calling warpgroup; `team` numbers those that do.
+  __device__ __forceinline__ void decode(int team, int barrier, char* memory) const {
+    const Team threads{warp / 4 * 4, kDecodeWarps * kWarp, barrier};
+    const PoolMaps maps{k_map, v_map, page_groups, at(control.decode[2 * kDecodeWarps * team])};
+    int& slot = control.decode_item[team];
+    RingPlace place;
+    int next = 0;
+    if (threads.thread() == 0) next = take(1);
+    for (;;) {
+      if (threads.thread() == 0) slot = next;
+      threads.sync();
+      const int item = slot;
+      if (item >= num_decode) break;
+      if (threads.thread() == 0) next = take(1);
+      const TileView view(p, a, p.num_large_tiles + item / p.num_kv_heads);
+      Decode tile(p, a, view, item % p.num_kv_heads, kDecodeWarps, memory, maps, threads);
+      tile.run_next(memory, place);
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    init();
+    const int role = warp / 4;
+    if (role == 0) {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
+      if (warp == 0) produce();
+    } else if (role == 1) {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kDecodeRegisters));
+      decode(0, kDecodeTeam, shared + kLargeBytes);
+    } else {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
+      consume();
+      const int half = role - 2;
+      decode(1 + half, kFirstRows + half, shared + half * Decode::block_bytes(kDecodeWarps));
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      if (atomicAdd(a.counters + 2, 1) == static_cast<int>(gridDim.x) - 1) {
+        for (int i = 0; i < 3; ++i) a.counters[i] = 0;
+      }
+    }
+  }
+};
+
+template <class T, int D>
+__global__ void __launch_bounds__(512, 1)
+    paged_mixed_sm90_kernel(const __grid_constant__ PagedAttentionParams p,
+                            const __grid_constant__ AttentionArrays a,
+                            const __grid_constant__ CUtensorMap k_map,
+                            const __grid_constant__ CUtensorMap v_map, int page_groups) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Mixed = PagedMixedSm90<T, D>;
+  extern __shared__ __align__(16) char unaligned[];
+  __shared__ typename Mixed::Control control;
+  prefetch_tables(p, a);
+  char* shared = unaligned + (-shared_address(unaligned) & (Mixed::kAlignment - 1));
+  Mixed(p, a, k_map, v_map, page_groups, control, shared).run();
+#endif
+}
+
+}  // namespace mlxcel::cuda
