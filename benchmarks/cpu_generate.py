@@ -3,8 +3,9 @@
     PYTHONPATH=python:. python benchmarks/cpu_generate.py OUT.jsonl --threads 2 --rounds 5 --llama-python VENV/bin/python
 
 Each arm lives in a process of its own that loads its model once. A round asks every arm in turn for a prompt of 512
-tokens and 1 new one, then for another prompt and 129 new ones: prefill is 512 tokens over the first time, decode 128
-over the difference. Text goes in and text comes out, greedily, ends of text ignored. llama-cpp-python may live in an
+tokens and 129 new ones: prefill is 512 tokens over the time until the first new one (the last stream's, where there
+are several), decode the tokens from then on over their time, until the first stream has all of its own. So no prefill
+counts as decode. Text goes in and text comes out, greedily, ends of text ignored. llama-cpp-python may live in an
 environment of its own. mlx-lm gets fewer tokens (it is some fifty times slower) and its scales as f32, its best case.
 `--checks` adds greedy texts against mlx-lm's and the peak memory of a fresh process.
 """
@@ -59,13 +60,28 @@ def mlxcel(path: str, threads: int) -> Generate:
     mx.set_default_device(mx.cpu)
     llm = LLM(path, threads=threads, enable_prefix_caching=False, num_pages=256)
 
+    submit = llm.engine.submit
+
     def generate(prompts: list[str], new: int) -> dict[str, Any]:
         params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
+        times: list[list[float]] = []
+
+        def timed(request_id: str, ids: list[int], params: SamplingParams, on_output: Any) -> None:
+            stream: list[float] = []
+            times.append(stream)
+
+            def collect(output: Any) -> None:
+                stream.extend([time.perf_counter() - begin] * len(output.token_ids))
+                on_output(output)
+
+            submit(request_id, ids, params, collect)
+
+        llm.engine.submit = timed  # type: ignore[method-assign,assignment]
         begin = time.perf_counter()
         answers = llm.generate(prompts, params)
         seconds = time.perf_counter() - begin
         assert all(len(a.token_ids) == new for a in answers)
-        return {"seconds": seconds, "ids": [a.token_ids for a in answers]}
+        return {"seconds": seconds, "ids": [a.token_ids for a in answers], "times": times}
 
     return generate
 
@@ -81,13 +97,15 @@ def llama_cpp(path: str, threads: int) -> Generate:
         (prompt,) = prompts
         model.reset()
         ids: list[int] = []
+        times: list[float] = []
         begin = time.perf_counter()
         for token in model.generate(model.tokenize(prompt.encode(), add_bos=False), temp=0.0):
             ids.append(token)
+            times.append(time.perf_counter() - begin)
             if len(ids) == new:
                 break
         model.detokenize(ids)
-        return {"seconds": time.perf_counter() - begin, "ids": [ids]}
+        return {"seconds": time.perf_counter() - begin, "ids": [ids], "times": [times]}
 
     return generate
 
@@ -104,8 +122,12 @@ def mlx_lm(folder: str, threads: int) -> Generate:
         (prompt,) = prompts
         begin = time.perf_counter()
         prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
-        ids = [answer.token for answer in peer.stream_generate(model, tokenizer, prompt_ids, max_tokens=new)]
-        return {"seconds": time.perf_counter() - begin, "ids": [ids[:new]]}
+        ids: list[int] = []
+        times: list[float] = []
+        for answer in peer.stream_generate(model, tokenizer, prompt_ids, max_tokens=new):
+            ids.append(answer.token)
+            times.append(time.perf_counter() - begin)
+        return {"seconds": time.perf_counter() - begin, "ids": [ids[:new]], "times": [times[:new]]}
 
     return generate
 
@@ -177,12 +199,15 @@ class Prompts:
 
 
 def measure(worker: Worker, prompts: Prompts, streams: int, prompt: int, new: int) -> dict[str, float]:
-    first = worker([prompts(prompt) for _ in range(streams)], 1)["seconds"]
-    whole = worker([prompts(prompt) for _ in range(streams)], 1 + new)["seconds"]
+    answer = worker([prompts(prompt) for _ in range(streams)], 1 + new)
+    times: list[list[float]] = answer["times"]
+    begin = max(stream[0] for stream in times)
+    end = min(stream[-1] for stream in times)
+    decoded = sum(begin < time <= end for stream in times for time in stream)
     return {
-        "prefill": streams * prompt / first,
-        "decode": streams * new / (whole - first),
-        "whole": streams * (prompt + new) / whole,
+        "prefill": streams * prompt / begin,
+        "decode": decoded / (end - begin),
+        "whole": streams * (prompt + new) / answer["seconds"],
     }
 
 

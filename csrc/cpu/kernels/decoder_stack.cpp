@@ -64,8 +64,7 @@ class Run {
       if (last && params_.has_logit_rows) keep_logit_rows();
       multiply(layer.output, attended_, branch_, params_.norm.hidden);
       add_branch(layer.post_norm, normed_);
-      multiply(layer.gate_up, normed_, gate_up_, 2 * int64_t{params_.intermediate});
-      swiglu({rows_, params_.intermediate, 1, params_.norm.dtype}, gate_up_, nullptr, activated_);
+      activate(layer.gate_up);
       multiply(layer.down, activated_, branch_, params_.norm.hidden);
       add_branch(last ? arrays_.final_norm : layers[i + 1].input_norm,
                  last ? arrays_.out : normed_);
@@ -110,16 +109,32 @@ class Run {
     rows_ = params_.num_logit_rows;
   }
 
+  Matrix filled_in(Matrix part, const void* x, char* out, int64_t stride) const {
+    part.params.rows = rows_;
+    part.params.dtype = params_.norm.dtype;
+    part.params.out_stride = static_cast<int32_t>(stride);
+    part.arrays.x = x;
+    part.arrays.out = out;
+    return part;
+  }
+
   void multiply(std::span<const Matrix> parts, const void* x, char* out, int64_t stride) const {
-    for (Matrix part : parts) {
-      part.params.rows = rows_;
-      part.params.dtype = params_.norm.dtype;
-      part.params.out_stride = static_cast<int32_t>(stride);
-      part.arrays.x = x;
-      part.arrays.out = out;
-      linear(part.params, part.arrays);
+    for (const Matrix& part : parts) {
+      const Matrix m = filled_in(part, x, out, stride);
+      linear(m.params, m.arrays);
       out += part.params.n * size_;
     }
+  }
+
+  /// silu(gate) * up of the normed rows.
+  void activate(std::span<const Matrix> gate_up) const {
+    const int64_t stride = 2 * int64_t{params_.intermediate};
+    if (gate_up.size() == 1) {
+      const Matrix m = filled_in(gate_up[0], normed_, gate_up_, stride);
+      return linear_swiglu(m.params, m.arrays, activated_);
+    }
+    multiply(gate_up, normed_, gate_up_, stride);
+    swiglu({rows_, params_.intermediate, 1, params_.norm.dtype}, gate_up_, nullptr, activated_);
   }
 
   void norm(const void* x, const void* weight, void* normed) const {

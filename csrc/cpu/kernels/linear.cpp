@@ -1,12 +1,14 @@
 #include "cpu/kernels/linear.h"
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <new>
 
 #include "common/cpu_features.h"
 #include "common/parallel.h"
 #include "cpu/kernels/linear_impl.h"
+#include "cpu/kernels/swiglu.h"
 
 namespace mlxcel::cpu {
 
@@ -42,29 +44,68 @@ Scratch scratch(int64_t floats) {
       ::operator new[](static_cast<size_t>(floats) * sizeof(float), std::align_val_t(64))));
 }
 
+int64_t padded(int64_t k) {
+  return (k + kBlockK - 1) / kBlockK * kBlockK;
+}
+
+/// Floats of one row of x as it is packed, with its sums over quantization groups.
+int64_t packed_floats(const LinearParams& params) {
+  return padded(params.k) + (params.group_size ? params.k / params.group_size : 0);
+}
+
 /// Rows of x in f32, and their sums over quantization groups.
 struct PackedX {
   PackedX(const LinearParams& params, int64_t rows)
-      : x(scratch(rows *
-                  (padded(params.k) + (params.group_size ? params.k / params.group_size : 0)))),
-        sums(x.get() + rows * padded(params.k)) {}
-  static int64_t padded(int64_t k) { return (k + kBlockK - 1) / kBlockK * kBlockK; }
+      : x(scratch(rows * packed_floats(params))), sums(x.get() + rows * padded(params.k)) {}
 
   Scratch x;
   float* sums;
 };
 
-void few(const LinearKernels& kernels, const LinearParams& params, const LinearArrays& arrays) {
+/// What a thread has packed last: all rows of one call of few(). Each thread packs for itself: a
+/// copy that another core writes costs more than the packing, line by line, and the others wait.
+struct OwnX {
+  Scratch x;
+  int64_t floats = 0;
+  uint64_t call = 0;  // none is 0
+};
+
+const float* pack_own(const LinearKernels& kernels, const LinearParams& params,
+                      const LinearArrays& arrays, uint64_t call) {
+  static thread_local OwnX own;
+  if (own.call == call) return own.x.get();
   const int rows = static_cast<int>(params.rows);
-  const PackedX packed(params, rows);
-  kernels.pack_few(params, arrays, 0, rows, 0, rows, packed.x.get(), packed.sums);
-  const int64_t groups = (params.n + kGroupRows - 1) / kGroupRows;
-  const int64_t grain = kGrainProducts / (int64_t{kGroupRows} * params.k * rows) + 1;
-  parallel_for(groups, grain, [&](size_t begin, size_t end) {
-    for (size_t group = begin; group < end; ++group) {
-      kernels.few_rows(params, arrays, packed.x.get(), packed.sums,
-                       static_cast<int>(group) * kGroupRows);
-    }
+  const int64_t floats = rows * packed_floats(params);
+  if (floats > own.floats) {
+    own = {};
+    own.x = scratch(floats);
+    own.floats = floats;
+  }
+  kernels.pack_few(params, arrays, 0, rows, 0, rows, own.x.get(),
+                   own.x.get() + rows * padded(params.k));
+  own.call = call;
+  return own.x.get();
+}
+
+int64_t num_groups(int64_t n) {
+  return (n + kGroupRows - 1) / kGroupRows;
+}
+
+/// task(i, columns) for i below num_tasks, of which each computes groups_each groups of columns by
+/// columns(group).
+template <class Task>
+void few(const LinearKernels& kernels, const LinearParams& params, const LinearArrays& arrays,
+         int64_t num_tasks, int64_t groups_each, const Task& task) {
+  static std::atomic<uint64_t> calls{0};
+  const uint64_t call = ++calls;
+  const int64_t products = groups_each * kGroupRows * params.k * params.rows;
+  parallel_for(num_tasks, kGrainProducts / products + 1, [&](size_t begin, size_t end) {
+    const float* packed = pack_own(kernels, params, arrays, call);
+    const float* sums = packed + params.rows * padded(params.k);
+    const auto columns = [&](int64_t group) {
+      kernels.few_rows(params, arrays, packed, sums, static_cast<int>(group) * kGroupRows);
+    };
+    for (size_t i = begin; i < end; ++i) task(static_cast<int64_t>(i), columns);
   });
 }
 
@@ -73,7 +114,7 @@ void many(const LinearKernels& kernels, const LinearParams& params, const Linear
   const int64_t parts = (params.rows + kMaxRows - 1) / kMaxRows;
   const int64_t rows_in_part = (params.rows + parts - 1) / parts;
   const PackedX packed(params, rows_in_part);
-  const int64_t groups = (params.n + kGroupRows - 1) / kGroupRows;
+  const int64_t groups = num_groups(params.n);
   for (int64_t first = 0; first < params.rows; first += rows_in_part) {
     const int rows = static_cast<int>(std::min(rows_in_part, params.rows - first));
     parallel_for(rows, 65536 / params.k + 1, [&](size_t begin, size_t end) {
@@ -97,16 +138,39 @@ void linear(const LinearParams& params, const LinearArrays& arrays) {
   if (params.rows == 0 || params.n == 0) return;
   const LinearKernels kernels = choose_kernels(params);
   if (params.rows <= kFewRows) {
-    few(kernels, params, arrays);
+    few(kernels, params, arrays, num_groups(params.n), 1,
+        [](int64_t i, const auto& columns) { columns(i); });
   } else {
     many(kernels, params, arrays);
   }
 }
 
+void linear_swiglu(const LinearParams& params, const LinearArrays& arrays, void* activated) {
+  const int features = params.n / 2;
+  const FloatType dtype = params.dtype;
+  if (params.rows == 0 || params.rows > kFewRows || features % kGroupRows != 0) {
+    linear(params, arrays);
+    return swiglu({params.rows, features, 1, dtype}, arrays.out, nullptr, activated);
+  }
+  const int64_t half = features / kGroupRows;
+  const int64_t size = dtype == FloatType::f32 ? 4 : 2;
+  few(choose_kernels(params), params, arrays, half, 2, [&](int64_t i, const auto& columns) {
+    columns(i);
+    columns(i + half);
+    for (int64_t row = 0; row < params.rows; ++row) {
+      const int64_t at = i * kGroupRows;
+      const char* gate =
+          static_cast<const char*>(arrays.out) + (row * params.out_stride + at) * size;
+      swiglu({1, kGroupRows, 0, dtype}, gate, gate + features * size,
+             static_cast<char*>(activated) + (row * features + at) * size);
+    }
+  });
+}
+
 void pack_linear(const LinearParams& params, const LinearArrays& from, void* weight, void* scales,
                  void* offsets) {
   const LinearKernels kernels = choose_kernels(params);
-  const int64_t groups = (params.n + kGroupRows - 1) / kGroupRows;
+  const int64_t groups = num_groups(params.n);
   parallel_for(groups, 65536 / (kGroupRows * params.k) + 1, [&](size_t begin, size_t end) {
     kernels.pack_weight(params, from, static_cast<int>(begin), static_cast<int>(end), weight,
                         scales, offsets);

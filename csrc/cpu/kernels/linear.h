@@ -20,6 +20,11 @@ struct LinearArrays {
 /// same bits in any batch and with any number of threads.
 void linear(const LinearParams& params, const LinearArrays& arrays);
 
+/// linear() of a weight whose n rows are those of a gate, then those of `up`, and activated[m, i] =
+/// silu(gate) * up, (rows, n / 2). arrays.out, (rows, n), holds gate and up meanwhile; out_stride
+/// is n.
+void linear_swiglu(const LinearParams& params, const LinearArrays& arrays, void* activated);
+
 /// Row-major weight, scales and offsets of `from` into the packed layout.
 void pack_linear(const LinearParams& params, const LinearArrays& from, void* weight, void* scales,
                  void* offsets);

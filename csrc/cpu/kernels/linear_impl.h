@@ -108,13 +108,28 @@ void widen(const T* from, int n, float* to) {
   for (int i = body; i < n; ++i) to[i] = to_float(from[i]);
 }
 
-/// Sums of x over the quantization groups of one row's elements [0, n): sums[group * stride].
-void sum_groups(const float* x, int n, int group_size, float* sums, int64_t stride) {
-  for (int k = 0; k < n; k += group_size) {
-    vfloat acc = {};
-    for (int i = 0; i < group_size; i += kLanes) acc += load(x + k + i);
-    sums[k / group_size * stride] = sum(acc);
+/// What neighbours along k are multiplied with before they meet raised weights (see Format): enough
+/// of them for whole vectors.
+template <WeightFormat F>
+struct LowerFactors {
+  static constexpr int kCount = kLanes > Format<F>::kPerWord ? kLanes : Format<F>::kPerWord;
+  constexpr LowerFactors() {
+    for (int i = 0; i < kCount; ++i) at[i] = Format<F>::lower(i % Format<F>::kPerWord);
   }
+  alignas(64) float at[kCount] = {};
+};
+
+/// A quantization group of one row to f32, lowered where asked for; returns the sum of x.
+template <WeightFormat F, bool Lowers, class T>
+float widen_group(const T* from, int group_size, float* to) {
+  static constexpr LowerFactors<F> factors;
+  vfloat acc = {};
+  for (int i = 0; i < group_size; i += kLanes) {
+    const vfloat x = load(from + i);
+    acc += x;
+    store(to + i, Lowers ? x * load(factors.at + i % factors.kCount) : x);
+  }
+  return sum(acc);
 }
 
 /// Rows [first + begin, first + end) of x in f32, as packed[block of k][row][element], and their
@@ -123,19 +138,19 @@ void sum_groups(const float* x, int n, int group_size, float* sums, int64_t stri
 template <WeightFormat F, bool Lowers, class T>
 void pack_x(const LinearParams& params, const LinearArrays& arrays, int64_t first, int rows,
             int begin, int end, float* packed, float* sums) {
-  using Form = Format<F>;
   for (int row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(arrays.x) + (first + row) * params.k;
     for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
       const int depth = smaller(kBlockK, params.k - k0);
       float* line = packed + int64_t{rows} * k0 + int64_t{row} * kBlockK;
-      widen(x + k0, depth, line);
-      if constexpr (Form::kQuantized) {
-        sum_groups(line, depth, params.group_size,
-                   sums + int64_t{k0} / params.group_size * rows + row, rows);
-        for (int k = 0; Lowers && k < depth; k += Form::kPerWord) {
-          for (int j = 0; j < Form::kPerWord; ++j) line[k + j] *= Form::lower(j);
+      if constexpr (Format<F>::kQuantized) {
+        const int size = params.group_size;
+        float* group_sum = sums + int64_t{k0} / size * rows + row;
+        for (int k = 0; k < depth; k += size, group_sum += rows) {
+          *group_sum = widen_group<F, Lowers>(x + k0 + k, size, line + k);
         }
+      } else {
+        widen(x + k0, depth, line);
       }
     }
   }
@@ -233,27 +248,40 @@ void for_each_tile(int count, const Fn& f) {
 
 // ---- few rows: each weight is read once and unpacked in registers, for each tile anew ----
 
+/// As many_rows() (see LinearKernels), without panels.
 template <WeightFormat F>
-void few_rows(const LinearParams& params, const LinearArrays& arrays, const float* packed,
-              const float* sums, int n0) {
-  const int rows = static_cast<int>(params.rows);
+void direct_rows(const LinearParams& params, const LinearArrays& arrays, const float* packed,
+                 const float* sums, int64_t first, int rows, int n0, float* totals) {
   const int run = run_length<F>(params);
   Block<F, kGroupRows> block;
-  alignas(64) float totals[kFewRows * kGroupRows];
   std::memset(totals, 0, sizeof(float) * rows * kGroupRows);
   for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
     const int depth = smaller(kBlockK, params.k - k0);
     block.open(params, arrays, n0, k0, k0 + depth);
     for_each_tile(rows, [&](int row, int count) {
       multiply_rows(count, block, kGroupRows, depth, run,
-                    packed + int64_t{rows} * k0 + row * kBlockK,
-                    sums + int64_t{k0} / run * rows + row, rows, totals + row * kGroupRows);
+                    packed + int64_t{rows} * k0 + int64_t{row} * kBlockK,
+                    sums + int64_t{k0} / run * rows + row, rows,
+                    totals + int64_t{row} * kGroupRows);
     });
   }
-  store_out(params, arrays, 0, rows, n0, totals);
+  store_out(params, arrays, first, rows, n0, totals);
+}
+
+template <WeightFormat F>
+void few_rows(const LinearParams& params, const LinearArrays& arrays, const float* packed,
+              const float* sums, int n0) {
+  alignas(64) float totals[kFewRows * kGroupRows];
+  direct_rows<F>(params, arrays, packed, sums, 0, static_cast<int>(params.rows), n0, totals);
 }
 
 // ---- many rows: panels of unpacked weights ----
+
+/// Rows below which a panel does not pay for itself: there is nothing to unpack that it could save.
+template <WeightFormat F>
+constexpr int kDirectRows = F == WeightFormat::f32    ? 128
+                            : F == WeightFormat::bf16 ? 48
+                                                      : 0;
 
 /// kPanelColumns rows of the weight over one block of k, in f32.
 template <bool quantized>
@@ -307,6 +335,11 @@ void fill_panel(const LinearParams& params, const LinearArrays& arrays, int n0, 
 template <WeightFormat F>
 void many_rows(const LinearParams& params, const LinearArrays& arrays, const float* packed,
                const float* sums, int64_t first, int rows, int n0, float* totals, void* scratch) {
+  if constexpr (kDirectRows<F> != 0) {
+    if (rows < kDirectRows<F>) {
+      return direct_rows<F>(params, arrays, packed, sums, first, rows, n0, totals);
+    }
+  }
   auto* panels = static_cast<Panel<Format<F>::kQuantized>*>(scratch);
   const int columns = smaller(kGroupRows, params.n - n0);
   const int run = run_length<F>(params);
