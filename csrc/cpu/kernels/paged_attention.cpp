@@ -16,11 +16,12 @@ extern decltype(&attention_code) const attention_code_avx512;
 namespace {
 
 const AttentionCode& code_of(const PagedAttentionParams& params) {
+  auto code = &attention_code;
 #if defined(__x86_64__)
-  if (cpu_features().avx512) return attention_code_avx512(params.dtype);
-  if (cpu_features().avx2) return attention_code_avx2(params.dtype);
+  if (cpu_features().avx2) code = attention_code_avx2;
+  if (cpu_features().avx512) code = attention_code_avx512;
 #endif
-  return attention_code(params.dtype);
+  return code(params.dtype, params.kv_dtype);
 }
 
 void run_tiles(const PagedAttentionParams& params, const AttentionInputs& in,

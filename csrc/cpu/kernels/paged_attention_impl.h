@@ -72,8 +72,9 @@ struct TileMemory {
   int32_t* to;
 };
 
-/// One tile for one KV head: query rows r = token * group_size + head of the group.
-template <class T>
+/// One tile for one KV head: query rows r = token * group_size + head of the group. T is the type
+/// of q and output, KV that of the pools.
+template <class T, class KV>
 class TileRun {
  public:
   TileRun(const PagedAttentionParams& params, const AttentionInputs& in, const AttentionTile& tile,
@@ -101,8 +102,8 @@ class TileRun {
     causal_ = params.causal != 0 && tile.shared == 0;
     window_left_ = tile.shared != 0 ? -1 : params.window_left;
     const int64_t head = int64_t{kv_head} * params.stride_head;
-    k_ = static_cast<const T*>(in.k_pages) + head;
-    v_ = static_cast<const T*>(in.v_pages) + head;
+    k_ = static_cast<const KV*>(in.k_pages) + head;
+    v_ = static_cast<const KV*>(in.v_pages) + head;
     q_in_ = static_cast<const T*>(in.q);
   }
 
@@ -169,8 +170,8 @@ class TileRun {
   }
 
   /// Brings a row into L2. Rows lie a page or more apart, where the hardware does not follow.
-  void prefetch(const T* row) const {
-    for (int d = 0; d < dim_; d += 64 / static_cast<int>(sizeof(T))) {
+  void prefetch(const KV* row) const {
+    for (int d = 0; d < dim_; d += 64 / static_cast<int>(sizeof(KV))) {
       __builtin_prefetch(row + d, 0, 2);
     }
   }
@@ -242,8 +243,8 @@ class TileRun {
   }
 
   /// A K row in f32: itself where few query rows read it, else gathered.
-  const float* key_row(const T* row, int index) {
-    if constexpr (std::is_same_v<T, float>) {
+  const float* key_row(const KV* row, int index) {
+    if constexpr (std::is_same_v<KV, float>) {
       if (rows_ <= 4) return row;
     }
     float* to = mem_.gathered + index * dim_;
@@ -255,7 +256,7 @@ class TileRun {
   /// Vectors of a row to f32. The pointers are arguments: for all that the compiler knows, a store
   /// could alter members, and it would read them again for every vector.
   template <int Vectors>
-  static void copy(float* to, const T* row) {
+  static void copy(float* to, const KV* row) {
     unroll<Vectors>([&](auto j) { store(to + j * kLanes, load(row + j * kLanes)); });
   }
 
@@ -333,20 +334,20 @@ class TileRun {
   int64_t own_;           // the token that the tile's first query is; unused in shared tiles
   bool causal_;
   int window_left_;
-  const T* k_;
-  const T* v_;
+  const KV* k_;
+  const KV* v_;
   const T* q_in_;
   int from_, to_;  // tokens of the current block
-  const T* keys_[kBlock];
-  const T* values_[kBlock];
+  const KV* keys_[kBlock];
+  const KV* values_[kBlock];
 };
 
-template <class T>
+template <class T, class KV>
 void attention_tiles_as(const PagedAttentionParams& params, const AttentionInputs& in,
                         const TileOutput& out, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     const AttentionTile& tile = in.tiles[i / params.num_kv_heads];
-    TileRun<T> run(params, in, tile, static_cast<int>(i % params.num_kv_heads));
+    TileRun<T, KV> run(params, in, tile, static_cast<int>(i % params.num_kv_heads));
     run.run();
     run.write(out, in.sinks);
   }
@@ -371,17 +372,19 @@ void merge_rows_as(const PagedAttentionParams& params, const AttentionInputs& in
   }
 }
 
-template <class T>
-constexpr AttentionCode kAttentionCode{&attention_tiles_as<T>, &merge_rows_as<T>};
+template <class T, class KV = T>
+constexpr AttentionCode kAttentionCode{&attention_tiles_as<T, KV>, &merge_rows_as<T>};
 
-const AttentionCode& attention_code(FloatType dtype) {
+const AttentionCode& attention_code(FloatType dtype, FloatType kv_dtype) {
   switch (dtype) {
     case FloatType::f16:
       return kAttentionCode<f16>;
     case FloatType::bf16:
       return kAttentionCode<bf16>;
     default:
-      return kAttentionCode<float>;
+      return kv_dtype == FloatType::f16    ? kAttentionCode<float, f16>
+             : kv_dtype == FloatType::bf16 ? kAttentionCode<float, bf16>
+                                           : kAttentionCode<float>;
   }
 }
 
