@@ -44,7 +44,7 @@ AttentionParams = struct(
     i64="stride_page stride_token stride_head",
     i32_b="num_tiles num_partials batch_invariant max_q_len chunks_each window_left causal",
     f32="sm_scale_log2 logits_soft_cap",
-    i32_c="dtype has_qo_indptr has_sinks has_first_page_offset has_token_order num_large",
+    i32_c="dtype kv_dtype has_qo_indptr has_sinks has_first_page_offset has_token_order num_large",
 )
 AttentionArrays = struct(
     "AttentionArrays",
@@ -58,7 +58,7 @@ RopeParams = struct(
     i32_a="tokens num_qo_heads num_kv_heads head_dim rotary_dim interleaved page_size num_pages",
     i64="stride_page stride_token stride_head",
     f32="scale",
-    i32_b="dtype",
+    i32_b="dtype kv_dtype",
 )
 
 
@@ -153,7 +153,7 @@ class Attention:
             *(
                 DIM**-0.5 * math.log2(math.e),
                 0.0,
-                DTYPES[torch.bfloat16],
+                *2 * (DTYPES[torch.bfloat16],),
                 int(qo_len is not None),
                 0,
                 0,

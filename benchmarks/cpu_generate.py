@@ -7,7 +7,8 @@ tokens and 129 new ones: prefill is 512 tokens over the time until the first new
 are several), decode the tokens from then on over their time, until the first stream has all of its own. So no prefill
 counts as decode. Text goes in and text comes out, greedily, ends of text ignored. llama-cpp-python may live in an
 environment of its own. mlx-lm gets fewer tokens (it is some fifty times slower) and its scales as f32, its best case.
-`--checks` adds greedy texts against mlx-lm's and the peak memory of a fresh process.
+The arm mlxcel-f32kv keeps keys and values in float32, the exact setting. `--checks` adds its greedy texts against
+mlx-lm's, and the peak memory of a fresh process.
 """
 
 from __future__ import annotations
@@ -51,14 +52,16 @@ CHECKS = [
 ]
 
 
-def mlxcel(path: str, threads: int) -> Generate:
+def mlxcel(path: str, threads: int, kv_cache_dtype: str = "auto") -> Generate:
     import mlx.core as mx
 
     from mlxcel_ext.llm import LLM
     from mlxcel_ext.sampling_params import SamplingParams
 
     mx.set_default_device(mx.cpu)
-    llm = LLM(path, threads=threads, enable_prefix_caching=False, num_pages=256)
+    llm = LLM(
+        path, threads=threads, enable_prefix_caching=False, num_pages=256, kv_cache_dtype=kv_cache_dtype
+    )
 
     submit = llm.engine.submit
 
@@ -132,7 +135,12 @@ def mlx_lm(folder: str, threads: int) -> Generate:
     return generate
 
 
-ARMS = {"mlxcel": mlxcel, "llama.cpp": llama_cpp, "mlx-lm": mlx_lm}
+def mlxcel_exact(path: str, threads: int) -> Generate:
+    """With keys and values in float32, as mlx-lm keeps them here."""
+    return mlxcel(path, threads, "float32")
+
+
+ARMS = {"mlxcel": mlxcel, "mlxcel-f32kv": mlxcel_exact, "llama.cpp": llama_cpp, "mlx-lm": mlx_lm}
 
 
 def work(arm: str, path: str, threads: int) -> None:
@@ -226,7 +234,7 @@ def interleave(
 ) -> Iterator[dict[str, Any]]:
     """A record of each case in each round, then the medians. The order turns from round to round."""
     cases = [(arm, 1, *((32, 8) if arm == "mlx-lm" else (prompt, new))) for arm in workers]
-    cases += [("mlxcel", 4, prompt, new)] * ("mlxcel" in workers)
+    cases += [(arm, 4, prompt, new) for arm in workers if arm.startswith("mlxcel")]
     seen: dict[tuple[str, int], list[dict[str, float]]] = {}
     for turn in range(rounds):
         for arm, streams, length, more in cases[turn % len(cases) :] + cases[: turn % len(cases)]:
@@ -248,7 +256,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--new", type=int, default=128)
-    parser.add_argument("--arms", nargs="+", default=["mlxcel", "llama.cpp", "mlx-lm"])
+    parser.add_argument("--arms", nargs="+", default=["mlxcel", "mlxcel-f32kv", "llama.cpp", "mlx-lm"])
     parser.add_argument("--llama-python", default=sys.executable)
     parser.add_argument("--checks", action="store_true")
     parser.add_argument("--worker", choices=ARMS)
@@ -284,8 +292,10 @@ def compare(args: argparse.Namespace) -> None:
         for record in interleave(workers, prompts, args.rounds, args.prompt, args.new):
             add(record)
         if args.checks:
-            for record in check_texts(workers["mlxcel"], workers["mlx-lm"], 64):
+            exact = Worker(sys.executable, "mlxcel-f32kv", path, args.threads)
+            for record in check_texts(exact, workers["mlx-lm"], 64):
                 add(record)
+            exact.close()
             fresh = Worker(sys.executable, "mlxcel", path, args.threads)
             peak = fresh([prompts(args.prompt)], args.new)["peak"]
             add({"peak_rss": peak, "file_bytes": pathlib.Path(path).stat().st_size})

@@ -49,6 +49,16 @@ inline PoolLayout pool_layout(const char* op, const mx::array& k_pages, const mx
   return p;
 }
 
+/// The pools' FloatType: that of the activations; on CPU also 16 bits beside f32 activations, which
+/// halves what a step reads.
+inline FloatType pool_dtype(const char* op, mx::Dtype activations, const mx::array& k_pages,
+                            mx::Device device) {
+  if (activations != mx::float32 || device != mx::Device::cpu) {
+    check_dtype(op, "k_pages", k_pages, activations);
+  }
+  return float_type(op, "k_pages", k_pages);
+}
+
 /// Throws where the pool, now evaluated, is not laid out as pool_layout assumes.
 inline void check_pool_contiguous(const char* op, const char* argument, const mx::array& pool) {
   if (!pool.flags().row_contiguous) {

@@ -96,6 +96,7 @@ RopeAppendParams rope_params(const PagedAttentionParams& attention, const Decode
   p.stride_head = attention.stride_head;
   p.scale = w.shape.rope_scale;
   p.dtype = attention.dtype;
+  p.kv_dtype = attention.kv_dtype;
   return p;
 }
 
@@ -158,15 +159,15 @@ Arrays DecoderStack::operator()(const mx::array& hidden, const Arrays& k_pages,
   for (size_t i = 0; i < k_pages.size(); ++i) {
     pool_layout(kOp, k_pages[i], v_pages[i], "NHD");
     check_shape(kOp, "k_pages", k_pages[i], k_pages[0].shape());
-    check_dtype(kOp, "k_pages", k_pages[i], hidden.dtype());
+    check_dtype(kOp, "k_pages", k_pages[i], k_pages[0].dtype());
   }
   const mx::array q = stand_in({tokens, w.shape.num_qo_heads, w.shape.head_dim}, hidden.dtype());
   AttentionOptions options;
   options.sm_scale = 1.0f / std::sqrt(static_cast<float>(w.shape.head_dim));
-  const PagedAttentionParams attention =
-      attention_params(kOp, q, k_pages[0], v_pages[0], table, tiles, std::nullopt, options);
-
   const mx::Stream s = mx::to_stream(s_);
+  const PagedAttentionParams attention = attention_params(kOp, q, k_pages[0], v_pages[0], table,
+                                                          tiles, std::nullopt, options, s.device);
+
   Arrays inputs{row_contiguous(hidden, s), row_contiguous(slots, s), row_contiguous(positions, s)};
   if (logit_rows) inputs.push_back(row_contiguous(*logit_rows, s));
   const int rows = logit_rows ? logit_rows->shape(0) : tokens;
@@ -178,7 +179,8 @@ Arrays DecoderStack::operator()(const mx::array& hidden, const Arrays& k_pages,
   const Arrays rest =
       attention_inputs(hidden, k_pages[0], v_pages[0], table, tiles, std::nullopt, s);
   inputs.insert(inputs.end(), rest.begin(), rest.end());
-  const std::vector<mx::Dtype> dtypes(shapes.size(), hidden.dtype());
+  std::vector<mx::Dtype> dtypes(shapes.size(), k_pages[0].dtype());
+  dtypes[0] = hidden.dtype();
   DecoderStackParams params{weights_, attention, rope_params(attention, w, k_pages[0].shape(0)),
                             logit_rows.has_value()};
   return mx::array::make_arrays(

@@ -50,7 +50,8 @@ class DecoderStack {
   DecoderStack(std::vector<DecoderLayer> layers, const mx::array& final_norm,
                const mx::array& inv_freq, const DecoderShape& shape);
 
-  /// hidden (tokens, hidden size), pools of each layer (NHD), slots and positions (tokens) int32,
+  /// hidden (tokens, hidden size), pools of each layer (NHD; on CPU they
+  /// may be f16 or bf16 beside f32 activations), slots and positions (tokens) int32,
   /// logit_rows int32: tokens that go on behind the last attention. Returns the normed output
   /// (len(logit_rows), hidden size), then k_pages and v_pages of each layer, which share the
   /// inputs' buffers.

@@ -40,11 +40,11 @@ PagedAttentionParams attention_params(const char* op, const mx::array& q, const 
                                       const mx::array& v_pages, const AttentionTable& table,
                                       const AttentionTiles& tiles,
                                       const std::optional<mx::array>& sinks,
-                                      const AttentionOptions& options) {
+                                      const AttentionOptions& options, mx::Device device) {
   check_ndim(op, "q", q, 3, "[nnz, num_qo_heads, head_dim]");
   const FloatType dtype = float_type(op, "q", q);
   const PoolLayout pool = pool_layout(op, k_pages, v_pages, options.kv_layout);
-  check_dtype(op, "k_pages", k_pages, q.dtype());
+  const FloatType kv_dtype = pool_dtype(op, q.dtype(), k_pages, device);
   const int nnz = q.shape(0), heads = q.shape(1), dim = q.shape(2);
   if (dim != pool.head_dim) {
     fail(op, "q must have the pool's head_dim ", pool.head_dim, ", got shape ", q.shape(), ".");
@@ -102,6 +102,7 @@ PagedAttentionParams attention_params(const char* op, const mx::array& q, const 
   p.sm_scale_log2 = static_cast<float>(options.sm_scale * 1.4426950408889634);
   p.logits_soft_cap = options.logits_soft_cap;
   p.dtype = dtype;
+  p.kv_dtype = kv_dtype;
   p.has_qo_indptr = table.qo_indptr ? 1 : 0;
   p.has_sinks = sinks ? 1 : 0;
   p.has_first_page_offset = table.first_page_offset ? 1 : 0;
@@ -133,9 +134,9 @@ std::pair<mx::array, mx::array> paged_attention(
     const mx::array& q, const mx::array& k_pages, const mx::array& v_pages,
     const AttentionTable& table, const AttentionTiles& tiles, const std::optional<mx::array>& sinks,
     const AttentionOptions& options, mx::StreamOrDevice s_) {
-  const PagedAttentionParams params =
-      attention_params("paged_attention", q, k_pages, v_pages, table, tiles, sinks, options);
   const mx::Stream s = mx::to_stream(s_);
+  const PagedAttentionParams params = attention_params("paged_attention", q, k_pages, v_pages,
+                                                       table, tiles, sinks, options, s.device);
   const Arrays out = mx::array::make_arrays(
       {q.shape(), {params.num_q, params.num_qo_heads}}, {q.dtype(), mx::float32},
       std::make_shared<PagedAttention>(s, params, false),
@@ -147,9 +148,10 @@ std::pair<mx::array, mx::array> paged_attention_partial(
     const mx::array& q, const mx::array& k_pages, const mx::array& v_pages,
     const AttentionTable& table, const AttentionTiles& tiles, const AttentionOptions& options,
     mx::StreamOrDevice s_) {
-  const PagedAttentionParams params = attention_params(
-      "paged_attention_partial", q, k_pages, v_pages, table, tiles, std::nullopt, options);
   const mx::Stream s = mx::to_stream(s_);
+  const PagedAttentionParams params =
+      attention_params("paged_attention_partial", q, k_pages, v_pages, table, tiles, std::nullopt,
+                       options, s.device);
   const Arrays out = mx::array::make_arrays(
       {{params.num_partials, params.num_qo_heads, params.head_dim},
        {params.num_partials, params.num_qo_heads}},

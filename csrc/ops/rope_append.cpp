@@ -14,7 +14,8 @@ std::tuple<mx::array, mx::array, mx::array> rope_append(
   constexpr const char* op = "rope_append";
   const FloatType dtype = float_type(op, "q", q);
   check_ndim(op, "q", q, 3, "[nnz, num_qo_heads, head_dim]");
-  check_dtype(op, "k_pages", k_pages, q.dtype());
+  const mx::Stream s = mx::to_stream(s_);
+  const FloatType kv_dtype = pool_dtype(op, q.dtype(), k_pages, s.device);
   const PoolLayout pool = pool_layout(op, k_pages, v_pages, kv_layout);
   if (k_pages.id() == v_pages.id()) fail(op, "k_pages and v_pages must be two pools, got one.");
   const int nnz = q.shape(0);
@@ -39,7 +40,6 @@ std::tuple<mx::array, mx::array, mx::array> rope_append(
          inv_freq.shape(0), ".");
   }
 
-  const mx::Stream s = mx::to_stream(s_);
   const RopeAppendParams params{nnz,
                                 q.shape(1),
                                 pool.num_kv_heads,
@@ -52,9 +52,10 @@ std::tuple<mx::array, mx::array, mx::array> rope_append(
                                 pool.stride_token,
                                 pool.stride_head,
                                 scale,
-                                dtype};
+                                dtype,
+                                kv_dtype};
   const Arrays out = mx::array::make_arrays(
-      {q.shape(), k_pages.shape(), v_pages.shape()}, {q.dtype(), q.dtype(), q.dtype()},
+      {q.shape(), k_pages.shape(), v_pages.shape()}, {q.dtype(), k_pages.dtype(), k_pages.dtype()},
       std::make_shared<RopeAppend>(s, params),
       {row_contiguous(q, s), row_contiguous(k, s), row_contiguous(v, s), k_pages, v_pages,
        row_contiguous(slots, s), row_contiguous(positions, s), row_contiguous(inv_freq, s)});

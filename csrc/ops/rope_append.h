@@ -17,7 +17,8 @@ namespace mlxcel {
 /// k, v      (nnz, num_kv_heads, head_dim)  dtype of q
 /// k_pages, v_pages  NHD (num_pages, page_size, num_kv_heads, head_dim) or HND (num_pages,
 /// num_kv_heads, page_size,
-///           head_dim), dtype of q, row-contiguous
+///           head_dim), row-contiguous. dtype of q; on CPU also f16 or bf16 beside q in f32: finite
+///           values beyond their range become the largest of it
 /// slots     (nnz) i32, page * page_size + offset of each token, all different, or -1: not written.
 /// Not checked
 ///           against the pool here (that would synchronise); PageTable checks them on the host

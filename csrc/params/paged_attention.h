@@ -49,7 +49,8 @@ struct PagedAttentionParams {
   int32_t causal;         // 0 or 1; query i of qo_len sees kv_len - qo_len + i + 1 tokens
   float sm_scale_log2;    // sm_scale * log2(e)
   float logits_soft_cap;  // cap * tanh(logit / cap), 0: off
-  FloatType dtype;        // of q, pools and output
+  FloatType dtype;        // of q and output
+  FloatType kv_dtype;     // of pools: dtype, or on CPU 16 bits beside f32
   int32_t has_qo_indptr;  // 0: one query token a request
   int32_t has_sinks;
   int32_t has_first_page_offset;

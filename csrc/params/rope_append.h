@@ -19,9 +19,10 @@ struct RopeAppendParams {
   int64_t stride_page;  // of both pools
   int64_t stride_token;
   int64_t stride_head;
-  float scale;  // multiplies cos and sin (yarn's attention factor), else 1
-  FloatType dtype;
+  float scale;         // multiplies cos and sin (yarn's attention factor), else 1
+  FloatType dtype;     // of q, k and v
+  FloatType kv_dtype;  // of pools: dtype, or on CPU 16 bits beside f32
 };
-static_assert(sizeof(RopeAppendParams) == 64);
+static_assert(sizeof(RopeAppendParams) == 72);
 
 }  // namespace mlxcel

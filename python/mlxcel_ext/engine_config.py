@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
+
 
 class EngineError(RuntimeError):
     """Base of what the engine raises beside ValueError."""
@@ -34,6 +36,9 @@ class EngineConfig:
     max_queue_depth           most waiting requests; beyond it submit raises QueueFullError
     kv_cache_bytes            size of the page pool; None: enough for max_num_seqs full contexts, capped by memory
     num_pages                 size of the page pool in pages; overrides kv_cache_bytes
+    kv_cache_dtype            of keys and values in the pages: float32, float16, bfloat16 or auto, which is the activations'
+                              dtype, but float16 under float32 activations on CPU (half the memory, and half of what
+                              attention reads; float32 is the exact setting)
     prompt_cache_bytes        most bytes of pages that the prefix cache holds; None: the whole pool
     enable_prefix_caching     share the pages of equal prefixes between requests
     watermark                 share of the pages that admission leaves free while other requests run
@@ -58,6 +63,7 @@ class EngineConfig:
     max_queue_depth: int = 256
     kv_cache_bytes: int | None = None
     num_pages: int | None = None
+    kv_cache_dtype: str = "auto"
     prompt_cache_bytes: int | None = None
     enable_prefix_caching: bool = True
     watermark: float = 0.01
@@ -77,7 +83,12 @@ class EngineConfig:
             value = getattr(self, f.name)
             if value is None or isinstance(value, bool):
                 continue
-            if f.name == "watermark":
+            if f.name == "kv_cache_dtype":
+                if value not in KV_CACHE_DTYPES:
+                    raise ValueError(
+                        f"[engine] kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}; got {value!r}."
+                    )
+            elif f.name == "watermark":
                 if not 0.0 <= value < 1.0:
                     raise ValueError(f"[engine] watermark must be in [0, 1); got {value!r}.")
             elif f.name.endswith("_seconds"):

@@ -35,6 +35,8 @@ _logger = logging.getLogger("mlxcel_ext")
 #: Without a setting, the pool takes at most this share of the memory: of a GPU, what the weights leave.
 _POOL_SHARE = {mx.cpu: 1 / 16, mx.gpu: 0.6}
 
+_DEVICES = {mx.cpu: "the CPU", mx.gpu: "a GPU"}
+
 
 class EngineLoop:
     """Scheduler, runner and jobs of an engine; used by the engine thread alone, but for stats().
@@ -46,7 +48,7 @@ class EngineLoop:
     def __init__(self, model: RunnableModel, config: EngineConfig) -> None:
         self._config = config
         shape = model.config
-        dtype = model.dtype
+        dtype = kv_cache_dtype(config, model.dtype)
         page_bytes = KVPool.page_bytes(
             shape.num_layers, config.page_size, shape.num_kv_heads, shape.head_dim, dtype
         )
@@ -405,6 +407,22 @@ class _NoText:
 
 def _ignore(output: RequestOutput) -> None:
     """Where a probe's outputs would go."""
+
+
+def kv_cache_dtype(config: EngineConfig, activations: mx.Dtype) -> mx.Dtype:
+    """Of the pages: EngineConfig.kv_cache_dtype under activations of that dtype. Only CPU kernels read 16-bit pages
+    under float32 activations."""
+    narrow = mx.default_device() == mx.cpu and activations == mx.float32
+    if config.kv_cache_dtype == "auto":
+        return mx.float16 if narrow else activations
+    dtype: mx.Dtype = getattr(mx, config.kv_cache_dtype)
+    if dtype != activations and not narrow:
+        own = str(activations).removeprefix("mlx.core.")
+        raise ValueError(
+            f"[engine] kv_cache_dtype must be auto or {own} where activations are {own} on {_DEVICES[mx.default_device().type]}; "
+            f"got {config.kv_cache_dtype}."
+        )
+    return dtype
 
 
 def pool_pages(config: EngineConfig, shape: ModelConfig, page_bytes: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .engine_config import EngineConfig
+from .engine_config import KV_CACHE_DTYPES, EngineConfig
 from .options import (
     Option,
     address,
@@ -36,7 +36,7 @@ DTYPE = Option(
     "--dtype",
     str,
     "auto",
-    "Type of activations and KV pages.",
+    "Type of activations.",
     choices=("auto", "float32", "float16", "bfloat16"),
 )
 CHAT_TEMPLATE = Option(
@@ -101,6 +101,13 @@ ENGINE = (
         ("--kv-cache-memory-bytes",),
     ),
     Option("--num-pages", positive, None, "Size of the KV pool in pages.", ("--num-gpu-blocks-override",)),
+    Option(
+        "--kv-cache-dtype",
+        str,
+        _ENGINE.kv_cache_dtype,
+        "Type of keys and values in the pages; auto is float16 under float32 activations on CPU, else the activations'.",
+        choices=KV_CACHE_DTYPES,
+    ),
     Option(
         "--prompt-cache-bytes",
         size,

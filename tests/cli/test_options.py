@@ -66,6 +66,8 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(
         (["-c", "100"], "max_model_len", 100),
         (["--prefill-step-size", "64"], "prefill_chunk_size", 64),
         (["--block-size", "32"], "page_size", 32),
+        (["--kv-cache-dtype", "float32"], "kv_cache_dtype", "float32"),
+        ([], "kv_cache_dtype", "auto"),
         (["--kv-cache-bytes", "1.5GiB"], "kv_cache_bytes", 3 * 2**29),
         (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
         (["--no-cache-prompt"], "enable_prefix_caching", False),

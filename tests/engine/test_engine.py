@@ -341,7 +341,7 @@ def test_resetting_the_prefix_cache_frees_its_pages() -> None:
 
 
 def test_the_cache_budget_is_in_bytes() -> None:
-    with serving(fake_loaded(), prompt_cache_bytes=5 * 2 * 4 * 8 * 4) as client:
+    with serving(fake_loaded(), prompt_cache_bytes=5 * 2 * 4 * 8 * 4, kv_cache_dtype="float32") as client:
         client.ask(list(range(1, 60)))
         stats = client.engine.stats()
         assert stats.page_bytes == 2 * 4 * 8 * 4

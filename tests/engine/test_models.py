@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pathlib
 import re
+from collections.abc import Iterator
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -45,7 +47,10 @@ def talk(
     return histories
 
 
-def test_cache_on_equals_cache_off_equals_alone(tiny: LoadedModel, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", ["float32", "auto"])
+def test_cache_on_equals_cache_off_equals_alone(
+    tiny: LoadedModel, rng: np.random.Generator, kv_cache_dtype: str
+) -> None:
     talks = 6
     system = rng.integers(3, tiny_model.VOCAB, 37).tolist()
     rounds = []
@@ -62,7 +67,7 @@ def test_cache_on_equals_cache_off_equals_alone(tiny: LoadedModel, rng: np.rando
                 for i in members
             ]
         )
-    size = {"page_size": 16, "prefill_chunk_size": 24, "num_pages": 80}
+    size = {"page_size": 16, "prefill_chunk_size": 24, "num_pages": 80, "kv_cache_dtype": kv_cache_dtype}
     with serving(tiny, **size, enable_prefix_caching=False, max_num_seqs=1) as client:
         alone = talk(client, rounds, talks, together=False)
     with serving(tiny, **size, enable_prefix_caching=False) as client:
@@ -167,7 +172,7 @@ def test_llm_takes_texts_ids_and_lists(tiny: LoadedModel) -> None:
 def test_the_pool_is_sized_by_bytes_pages_or_the_context(tiny: LoadedModel) -> None:
     page_bytes = 2 * 3 * 16 * tiny.config.num_kv_heads * 64 * 4
     for config, pages in (
-        (EngineConfig(kv_cache_bytes=page_bytes * 7 + 5), 7),
+        (EngineConfig(kv_cache_bytes=page_bytes * 7 + 5, kv_cache_dtype="float32"), 7),
         (EngineConfig(num_pages=9), 9),
         (EngineConfig(max_model_len=64, max_num_seqs=5), 20),
     ):
@@ -178,3 +183,59 @@ def test_the_pool_is_sized_by_bytes_pages_or_the_context(tiny: LoadedModel) -> N
         Engine(tiny, EngineConfig(kv_cache_bytes=10))
     with pytest.raises(ValueError, match="page_size must be a power of two"):
         EngineConfig(page_size=12)
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    """16-bit pages under float32 activations are the CPU's alone."""
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(before)
+
+
+@pytest.mark.parametrize(("name", "item"), [("auto", 2), ("float16", 2), ("bfloat16", 2), ("float32", 4)])
+def test_pages_have_the_dtype_that_was_asked_for(
+    tiny: LoadedModel, on_cpu: None, name: str, item: int
+) -> None:
+    with serving(tiny, kv_cache_dtype=name, page_size=16) as client:
+        assert client.engine.stats().page_bytes == 2 * 3 * 16 * tiny.config.num_kv_heads * 64 * item
+        pool = client.engine._loop._kv
+        client.ask(list(range(3, 40)))
+        assert {a.dtype for a in pool.arrays} == {pool.dtype}
+        assert str(pool.dtype) == f"mlx.core.{'float16' if name == 'auto' else name}"
+
+
+def test_kv_cache_dtypes_that_no_kernel_reads_are_refused(tmp_path: pathlib.Path, on_cpu: None) -> None:
+    with pytest.raises(ValueError, match=r"kv_cache_dtype must be one of auto, float32, .*; got 'fp8'"):
+        EngineConfig(kv_cache_dtype="fp8")
+    config = tiny_model.CONFIGS["llama"]
+    tiny_model.save(tmp_path, config, tiny_model.reference(config))
+    half = load(str(tmp_path), dtype="bfloat16", progress=False)
+    with pytest.raises(
+        ValueError, match=r"must be auto or bfloat16 where activations are bfloat16 on the CPU; got float16"
+    ):
+        Engine(half, EngineConfig(kv_cache_dtype="float16"))
+    with serving(half, kv_cache_dtype="auto") as client:
+        assert str(client.engine._loop._kv.dtype) == "mlx.core.bfloat16"
+
+
+def test_smollm2_with_16_bit_pages_predicts_what_exact_ones_do(smollm2: LoadedModel, on_cpu: None) -> None:
+    # Greedy answers are the same here; they need not be where two tokens are as likely as each other.
+    prompt = "The three states of matter are"
+    params = SamplingParams(temperature=0.0, max_tokens=16, logprobs=1)
+    answers = {}
+    for dtype in ("float32", "float16", "bfloat16"):
+        with LLM(smollm2, num_pages=16, kv_cache_dtype=dtype) as llm:
+            answers[dtype] = llm.generate(prompt, params)[0]
+    exact = answers["float32"]
+    assert answers["float16"].token_ids == answers["bfloat16"].token_ids == exact.token_ids
+
+    def likelihoods(dtype: str) -> np.ndarray:
+        logprobs = answers[dtype].logprobs
+        assert logprobs is not None
+        return np.array([entry.logprob for entry in logprobs])
+
+    error = {d: np.abs(likelihoods(d) - likelihoods("float32")).max() for d in ("float16", "bfloat16")}
+    assert 0 < error["float16"] < 0.01
+    assert error["float16"] < error["bfloat16"] < 0.1

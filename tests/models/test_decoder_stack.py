@@ -33,9 +33,9 @@ def folder(request, tmp_path_factory) -> str:
     return str(path)
 
 
-def run(model: Model) -> mx.array:
+def run(model: Model, kv_dtype: mx.Dtype | None = None) -> mx.array:
     """Prefill, a mixed step of which two rows have logits, and decode steps of two requests."""
-    runner = PagedRunner(model, page_size=8)
+    runner = PagedRunner(model, page_size=8, kv_dtype=kv_dtype)
     parts = [
         runner.step({"a": TOKENS[:21], "b": TOKENS[5:9]}),
         runner.step({"a": TOKENS[21:28], "b": TOKENS[9:10]}, rows=[6, 7]),
@@ -44,17 +44,26 @@ def run(model: Model) -> mx.array:
     return mx.concatenate(parts)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_the_stack_has_the_bits_of_the_single_ops(folder, dtype, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [
+        ("float32", None),
+        ("float16", None),
+        ("bfloat16", None),
+        ("float32", mx.float16),
+        ("float32", mx.bfloat16),
+    ],
+)
+def test_the_stack_has_the_bits_of_the_single_ops(folder, dtype, kv_dtype, monkeypatch):
     stacked = load(folder, dtype=dtype, progress=False).model
     monkeypatch.setenv("MLXCEL_FUSED_LAYERS", "off")
     single = load(folder, dtype=dtype, progress=False).model
     calls = []
     original = DecoderStack.__call__
     monkeypatch.setattr(DecoderStack, "__call__", lambda *a: calls.append(1) or original(*a))
-    want = run(single)
+    want = run(single, kv_dtype)
     assert not calls
-    got = run(stacked)
+    got = run(stacked, kv_dtype)
     assert len(calls) == 14
     assert mx.array_equal(got, want)
 
@@ -95,6 +104,9 @@ def test_wrong_pools_are_refused(stacked):
     runner = PagedRunner(stacked)
     runner.kv.k_pages[1] = runner.kv.k_pages[1].astype(mx.float16)
     with pytest.raises(ValueError, match=r"\[decoder_stack\] v_pages must be float16, got float32"):
+        runner.step({"a": TOKENS[:3]})
+    runner.kv.v_pages[1] = runner.kv.v_pages[1].astype(mx.float16)
+    with pytest.raises(ValueError, match=r"\[decoder_stack\] k_pages must be float32, got float16"):
         runner.step({"a": TOKENS[:3]})
 
 

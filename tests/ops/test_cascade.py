@@ -27,7 +27,7 @@ from mlxcel_ext.outcomes import CascadeDeclined, FusedCascade
 from tests.conftest import examples
 from tests.ops.test_attention_plan import CHUNK, PAGE_BEGIN, PAGE_END, Q_LEN, SHARED, check_cover
 from tests.support.compare import to_numpy
-from tests.support.paged import PagedCase
+from tests.support.paged import KV_DTYPES, PagedCase, each_kv_dtype
 
 #: Sharing costs nothing, so that everything is shared.
 FREE = CascadeCosts(reread=1.0, row=0.0, tile=0.0, merge=0.0, launch=0.0)
@@ -75,7 +75,8 @@ def check(case: PagedCase, plan, stream, **options) -> tuple[mx.array, mx.array]
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("heads", [(8, 2), (9, 3), (5, 1), (32, 1)])
-def test_whole_batch_behind_one_prompt(stream, dtype, rng, heads, dim, layout):
+@each_kv_dtype
+def test_whole_batch_behind_one_prompt(stream, dtype, kv_dtype, rng, heads, dim, layout):
     prompt = list(range(12))
     case = PagedCase(
         rng,
@@ -86,6 +87,7 @@ def test_whole_batch_behind_one_prompt(stream, dtype, rng, heads, dim, layout):
         dim=dim,
         layout=layout,
         dtype=dtype,
+        kv_dtype=kv_dtype,
     )
     plan = plan_of(case, target=PlanTarget(16, 64, 4, 16, 1, 8, 128))
     assert isinstance(plan.cascade, FusedCascade)
@@ -96,8 +98,9 @@ def test_whole_batch_behind_one_prompt(stream, dtype, rng, heads, dim, layout):
 
 @pytest.mark.parametrize("cap", [0.0, 5.0])
 @pytest.mark.parametrize("with_sinks", [False, True])
-def test_nested_tree_of_three_levels(stream, dtype, rng, with_sinks, cap):
-    case = PagedCase(rng, NESTED_KV, shared=NESTED, dtype=dtype)
+@each_kv_dtype
+def test_nested_tree_of_three_levels(stream, dtype, kv_dtype, rng, with_sinks, cap):
+    case = PagedCase(rng, NESTED_KV, shared=NESTED, dtype=dtype, kv_dtype=kv_dtype)
     plan = plan_of(case)
     assert plan.cascade == FusedCascade(5, 4, 3, 19, 19 * 16, plan.cascade.chunks)
     sinks = mx.array([0.5, -1.0, 3.0, 0.0]) if with_sinks else None
@@ -105,10 +108,11 @@ def test_nested_tree_of_three_levels(stream, dtype, rng, with_sinks, cap):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_prefill_chunks_and_verify_rows_are_members(stream, dtype, rng, causal):
+@each_kv_dtype
+def test_prefill_chunks_and_verify_rows_are_members(stream, dtype, kv_dtype, rng, causal):
     # A chunk of 9 tokens, a verify row of 4, a decode row, a request that asks nothing, one that shares nothing.
     qo_len = [9, 4, 1, 0, 20]
-    case = PagedCase(rng, NESTED_KV, qo_len=qo_len, shared=NESTED, dtype=dtype)
+    case = PagedCase(rng, NESTED_KV, qo_len=qo_len, shared=NESTED, dtype=dtype, kv_dtype=kv_dtype)
     plan = plan_of(case, causal=causal)
     assert plan.cascade.members == 3
     check_cover(plan, case.table, qo_len, causal, -1)
@@ -189,7 +193,15 @@ def test_batch_invariant_plans_give_the_bits_of_flat_ones(rows, data, seed):
     qo_len = data.draw(st.none() | st.lists(st.integers(0, 20), min_size=len(rows), max_size=len(rows)))
     kv_len = [len(row) * 16 + 20 for row in rows]
     target = PlanTarget(16, 16, 4, 16, 1, 8, 32)  # chunks of 8 to 32 tokens: less than the shared prefixes
-    case = PagedCase(np.random.default_rng(seed), kv_len, qo_len=qo_len, shared=rows, hq=6, hkv=2)
+    case = PagedCase(
+        np.random.default_rng(seed),
+        kv_len,
+        qo_len=qo_len,
+        shared=rows,
+        hq=6,
+        hkv=2,
+        kv_dtype=data.draw(st.sampled_from(KV_DTYPES)),
+    )
     options = {"batch_invariant": True, "target": target, **case.heads}
     run = {"qo_indptr": case.qo_indptr, "return_lse": True, "stream": mx.cpu}
     flat = plan_attention(case.table, case.qo_indptr, **options)
@@ -365,8 +377,9 @@ def test_a_plan_is_made_where_none_is_given(stream, rng):
     np.testing.assert_allclose(to_numpy(out), case.reference()[0], rtol=0, atol=2e-5)
 
 
-def test_empty_batch(stream, dtype):
-    pool = mx.zeros((2, 16, 2, 64), dtype)
+@each_kv_dtype
+def test_empty_batch(stream, dtype, kv_dtype):
+    pool = mx.zeros((2, 16, 2, 64), kv_dtype)
     out = cascade_attention(
         mx.zeros((0, 4, 64), dtype), pool, pool, PageTable([0], [], [], 16), stream=stream
     )

@@ -6,9 +6,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxcel_ext import PageTable, merge_states, paged_attention, paged_attention_partial, plan_attention
+from mlxcel_ext import (
+    PageTable,
+    merge_states,
+    paged_attention,
+    paged_attention_partial,
+    plan_attention,
+    rope_append,
+)
+from tests.conftest import METAL_EMULATED
 from tests.support.compare import assert_close, to_numpy
-from tests.support.paged import PagedCase
+from tests.support.paged import PagedCase, each_kv_dtype
 
 # Outputs are sums of values weighted by 1 in total: their errors are relative to the values' size, 1. f32 rounds in
 # scores of size 10 as well, and in every step of the online softmax.
@@ -39,8 +47,9 @@ def check(
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("dim", [64, 80, 96, 112, 128, 192, 256])
-def test_decode_of_every_head_dim(stream, dtype, rng, dim, layout):
-    check(PagedCase(rng, [1, 70, 33], dtype=dtype, dim=dim, layout=layout), stream)
+@each_kv_dtype
+def test_decode_of_every_head_dim(stream, dtype, kv_dtype, rng, dim, layout):
+    check(PagedCase(rng, [1, 70, 33], dtype=dtype, kv_dtype=kv_dtype, dim=dim, layout=layout), stream)
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 16, 32])
@@ -51,23 +60,26 @@ def test_groups(stream, rng, hkv, group):
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4, 8, 16, 32, 64, 128, 256])
-def test_page_sizes_and_ragged_lengths(stream, dtype, rng, page_size):
+@each_kv_dtype
+def test_page_sizes_and_ragged_lengths(stream, dtype, kv_dtype, rng, page_size):
     n = page_size
     kv_len = [0, 1, max(n - 1, 1), n, n + 1, 3 * n + 2, 130]
-    check(PagedCase(rng, kv_len, dtype=dtype, page_size=page_size), stream)
+    check(PagedCase(rng, kv_len, dtype=dtype, kv_dtype=kv_dtype, page_size=page_size), stream)
     qo_len = [0, 1, 0, min(n, 3), n, 2, 100]
-    check(PagedCase(rng, kv_len, qo_len=qo_len, dtype=dtype, page_size=page_size), stream)
+    check(PagedCase(rng, kv_len, qo_len=qo_len, dtype=dtype, kv_dtype=kv_dtype, page_size=page_size), stream)
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window_left", [-1, 0, 1, 30, 100])
-def test_mixed_steps(stream, dtype, rng, window_left, causal, layout):
+@each_kv_dtype
+def test_mixed_steps(stream, dtype, kv_dtype, rng, window_left, causal, layout):
     case = PagedCase(
         rng,
         [200, 64, 17, 1, 0, 96],
         qo_len=[1, 64, 5, 1, 0, 33],
         dtype=dtype,
+        kv_dtype=kv_dtype,
         layout=layout,
         offsets=[3, 0, 15, 0, 0, 7],
     )
@@ -78,8 +90,9 @@ def test_mixed_steps(stream, dtype, rng, window_left, causal, layout):
 @pytest.mark.parametrize("cap", [0.0, 0.5, 50.0])
 @pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize("sm_scale", [None, 0.3])
-def test_soft_cap_sinks_and_scale(stream, dtype, rng, sm_scale, with_sinks, cap, qo_len):
-    case = PagedCase(rng, [70, 40, 2], qo_len=qo_len, dtype=dtype)
+@each_kv_dtype
+def test_soft_cap_sinks_and_scale(stream, dtype, kv_dtype, rng, sm_scale, with_sinks, cap, qo_len):
+    case = PagedCase(rng, [70, 40, 2], qo_len=qo_len, dtype=dtype, kv_dtype=kv_dtype)
     sinks = mx.array([0.0, 2.5, -float("inf"), -40.0]) if with_sinks else None
     check(case, stream, options={"logits_soft_cap": cap, "sinks": sinks, "sm_scale": sm_scale})
 
@@ -93,8 +106,9 @@ def test_rows_that_see_nothing(stream, rng):
     check(case, stream, options={"sinks": mx.array([0.0, 1.0, 2.0, 3.0])})
 
 
-def test_empty_batch(stream, dtype):
-    pool = mx.zeros((2, 16, 2, 64), dtype)
+@each_kv_dtype
+def test_empty_batch(stream, dtype, kv_dtype):
+    pool = mx.zeros((2, 16, 2, 64), kv_dtype)
     table = PageTable([0], [], [], 16)
     out, lse = paged_attention(mx.zeros((0, 4, 64), dtype), pool, pool, table, return_lse=True, stream=stream)
     assert out.shape == (0, 4, 64)
@@ -102,8 +116,9 @@ def test_empty_batch(stream, dtype):
     mx.eval(out, lse)
 
 
-def test_long_and_skewed_batch_is_split_and_merged(stream, dtype, rng):
-    case = PagedCase(rng, [3000, 20, 700], dtype=dtype, hq=4, hkv=1)
+@each_kv_dtype
+def test_long_and_skewed_batch_is_split_and_merged(stream, dtype, kv_dtype, rng):
+    case = PagedCase(rng, [3000, 20, 700], dtype=dtype, kv_dtype=kv_dtype, hq=4, hkv=1)
     plan = plan_attention(case.table, **case.heads)
     assert plan.num_partials > 3  # the longest is in several chunks
     check(case, stream, plan=plan, options={"sinks": mx.array([0.0, 1.0, 2.0, 3.0])})
@@ -121,21 +136,28 @@ def test_partials_merge_to_the_whole(stream, rng):
     assert_close(whole_lse, want_lse, ulps=LSE_ULPS, scale=8.0)
 
 
-def test_logits_of_hundreds_do_not_overflow(stream, dtype, rng):
+@each_kv_dtype
+def test_logits_of_hundreds_do_not_overflow(stream, dtype, kv_dtype, rng):
     # Where the two highest scores are close, correctly rounded f32 scores of 2,000 alone are 35 ulps off.
-    check(PagedCase(rng, [300], dtype=dtype, scale=8.0), stream, options={"sm_scale": 1.0}, scores=2000.0)
+    check(
+        PagedCase(rng, [300], dtype=dtype, kv_dtype=kv_dtype, scale=8.0),
+        stream,
+        options={"sm_scale": 1.0},
+        scores=2000.0,
+    )
 
 
 @pytest.mark.parametrize(("group", "tokens"), [(1, 64), (8, 64), (4, 3), (8, 4)])
 @pytest.mark.parametrize("which", ["k", "v"])
-def test_a_nan_token_stays_with_the_queries_that_see_it(stream, dtype, rng, group, tokens, which):
-    case = PagedCase(rng, [64], qo_len=[tokens], hq=2 * group, hkv=2, dtype=dtype)
+@each_kv_dtype
+def test_a_nan_token_stays_with_the_queries_that_see_it(stream, dtype, kv_dtype, rng, group, tokens, which):
+    case = PagedCase(rng, [64], qo_len=[tokens], hq=2 * group, hkv=2, dtype=dtype, kv_dtype=kv_dtype)
     first = tokens // 2  # query token that sees it first, its own
     slot = int(case.table.slots(case.qo_indptr)[first])
     pools = {"k": case.k_pages, "v": case.v_pages}
     a = to_numpy(pools[which])
     a[slot // 16, slot % 16, :, 3] = np.nan
-    pools[which] = mx.array(a, dtype)
+    pools[which] = mx.array(a, kv_dtype)
 
     def run(k_pages, v_pages):
         out = paged_attention(case.q, k_pages, v_pages, case.table, qo_indptr=case.qo_indptr, stream=stream)
@@ -149,8 +171,9 @@ def test_a_nan_token_stays_with_the_queries_that_see_it(stream, dtype, rng, grou
     np.testing.assert_array_equal(out[~reached], clean[~reached])
 
 
-def test_strided_queries(stream, dtype, rng):
-    case = PagedCase(rng, [30, 9], dtype=dtype)
+@each_kv_dtype
+def test_strided_queries(stream, dtype, kv_dtype, rng):
+    case = PagedCase(rng, [30, 9], dtype=dtype, kv_dtype=kv_dtype)
     wide = mx.concatenate([case.q, case.q], axis=-1)[:, :, :64]
     turned = mx.swapaxes(mx.contiguous(mx.swapaxes(case.q, 0, 1)), 0, 1)
     want = paged_attention(*case.args, stream=stream)
@@ -167,8 +190,9 @@ def test_a_pool_is_never_copied(rng):
         mx.eval(out)
 
 
-def test_runs_are_bitwise_equal(stream, dtype, rng):
-    case = PagedCase(rng, [700, 20, 64], qo_len=[3, 1, 64], dtype=dtype)
+@each_kv_dtype
+def test_runs_are_bitwise_equal(stream, dtype, kv_dtype, rng):
+    case = PagedCase(rng, [700, 20, 64], qo_len=[3, 1, 64], dtype=dtype, kv_dtype=kv_dtype)
     first = paged_attention(*case.args, qo_indptr=case.qo_indptr, stream=stream)
     for _ in range(3):
         again = paged_attention(*case.args, qo_indptr=case.qo_indptr, stream=stream)
@@ -206,7 +230,12 @@ def _good() -> dict:
     [
         ({"q": mx.zeros((2, 64))}, r"\[paged_attention\] q must have 3 dimensions"),
         ({"q": mx.zeros((2, 4, 64), mx.int32)}, r"q must be float32, float16 or bfloat16, got int32"),
-        ({"q": mx.zeros((2, 4, 64), mx.float16)}, r"k_pages must be float16, got float32"),
+        ({"q": mx.zeros((2, 4, 64), mx.float16)}, r"\] k_pages must be float16, got float32"),
+        (
+            {name: mx.zeros((4, 16, 2, 64), mx.int8) for name in ("k_pages", "v_pages")},
+            r"\] k_pages must be float32, float16 or bfloat16, got int8",
+        ),
+        ({"v_pages": mx.zeros((4, 16, 2, 64), mx.float16)}, r"\] v_pages must be float32, got float16"),
         ({"q": mx.zeros((2, 4, 80))}, r"q must have the pool's head_dim 64, got shape \(2,4,80\)"),
         ({"q": mx.zeros((2, 3, 64))}, r"num_qo_heads must be a multiple of num_kv_heads, got 3 and 2"),
         ({"q": mx.zeros((2, 66, 64))}, r"1 to 32 times num_kv_heads 2, got 66"),
@@ -246,6 +275,31 @@ def _good() -> dict:
 def test_bad_input_is_a_value_error(change, text):
     with pytest.raises(ValueError, match=text):
         paged_attention(**(_good() | change))
+
+
+@pytest.mark.skipif(METAL_EMULATED, reason="emulated kernels are called on a CPU stream")
+@pytest.mark.parametrize("kv_dtype", [mx.float16, mx.bfloat16])
+def test_16_bit_pages_beside_float32_queries_are_the_cpu_s(stream, rng, kv_dtype):
+    case = PagedCase(rng, [40, 3], kv_dtype=kv_dtype)
+    if stream == mx.cpu:
+        check(case, stream)
+        return
+    name = str(kv_dtype).removeprefix("mlx.core.")
+    with pytest.raises(ValueError, match=rf"\[paged_attention\] k_pages must be float32, got {name}"):
+        paged_attention(*case.args, stream=stream)
+    new = case.k_pages.reshape(-1, 2, 64)[:2].astype(mx.float32)
+    with pytest.raises(ValueError, match=rf"\[rope_append\] k_pages must be float32, got {name}"):
+        rope_append(
+            case.q,
+            new,
+            new,
+            case.k_pages,
+            case.v_pages,
+            case.table,
+            mx.array([0, 1], mx.int32),
+            inv_freq=mx.zeros((0,)),
+            stream=stream,
+        )
 
 
 def test_unsupported_head_dim():

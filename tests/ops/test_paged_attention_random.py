@@ -25,7 +25,7 @@ from mlxcel_ext import (
 from mlxcel_ext.ops import PlanTarget
 from tests.conftest import METAL_EMULATED, examples
 from tests.support.compare import assert_close, to_numpy
-from tests.support.paged import PagedCase
+from tests.support.paged import KV_DTYPES, PagedCase, each_kv_dtype
 
 SMALL_CHUNKS = PlanTarget(
     slots=16,
@@ -52,6 +52,7 @@ def launches(draw):
         "hq": hkv * group,
         "dim": draw(st.sampled_from([64, 80])),
         "layout": draw(st.sampled_from(["NHD", "HND"])),
+        "kv_dtype": draw(st.sampled_from(KV_DTYPES)),
     }
 
 
@@ -89,13 +90,14 @@ def test_random_launches(launch, seed, options, batch_invariant):
 
 @pytest.mark.parametrize("sinks", [None, mx.array([0.5, -1.0, 3.0, 0.0])])
 @pytest.mark.parametrize("dim", [64, 80])
+@each_kv_dtype
 def test_invariant_plan_gives_the_same_bits_alone_batched_chunked_and_one_by_one(
-    stream, dtype, rng, sinks, dim
+    stream, dtype, kv_dtype, rng, sinks, dim
 ):
     # One request: all at once; in a batch with others; in three chunks, as chunked prefill or a prefix cache would;
     # and some of its last tokens in decode steps.
     n = 150 if METAL_EMULATED else 300
-    case = PagedCase(rng, [n, 90], qo_len=[n, 90], dtype=dtype, dim=dim)
+    case = PagedCase(rng, [n, 90], qo_len=[n, 90], dtype=dtype, kv_dtype=kv_dtype, dim=dim)
     pools = case.k_pages, case.v_pages
     row = case.table.kv_indices[: case.table.kv_indptr[1]]
 
@@ -125,8 +127,15 @@ def test_invariant_plan_gives_the_same_bits_alone_batched_chunked_and_one_by_one
         assert mx.array_equal(mx.concatenate([d[i] for d in decoded]), whole[i][mx.array(steps)])
 
 
-def test_threads_do_not_change_bits(dtype, rng):
-    case = PagedCase(rng, [700, 20, 64], qo_len=[3, 1, 64], dtype=dtype)
+@each_kv_dtype
+def test_threads_do_not_change_bits(stream, dtype, kv_dtype, rng):
+    case = PagedCase(
+        rng,
+        [700, 20, 64],
+        qo_len=[3, 1, 64],
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+    )
     plan = plan_attention(case.table, case.qo_indptr, target=SMALL_CHUNKS, **case.heads)
     threads, outs = num_threads(), []
     try:

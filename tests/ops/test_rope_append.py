@@ -8,7 +8,9 @@ import pytest
 
 from mlxcel_ext import _ext, rope_append
 from mlxcel_ext.ops import reference
+from tests.conftest import METAL_EMULATED
 from tests.support.compare import assert_close, to_numpy
+from tests.support.paged import each_kv_dtype
 
 
 def frequencies(rotary_dim: int, theta: float = 10000.0) -> mx.array:
@@ -18,14 +20,17 @@ def frequencies(rotary_dim: int, theta: float = 10000.0) -> mx.array:
 class Case:
     """Random q, k, v and pools whose slots are all NaN before."""
 
-    def __init__(self, rng, dtype, *, nnz=5, hq=4, hkv=2, dim=64, page_size=4, num_pages=9, layout="NHD"):
+    def __init__(
+        self, rng, dtype, *, nnz=5, hq=4, hkv=2, dim=64, page_size=4, num_pages=9, layout="NHD", kv_dtype=None
+    ):
         def random(*shape):
             return mx.array(rng.standard_normal(shape), dtype)
 
         self.q, self.k, self.v = random(nnz, hq, dim), random(nnz, hkv, dim), random(nnz, hkv, dim)
         order = (page_size, hkv) if layout == "NHD" else (hkv, page_size)
-        self.k_pages = mx.full((num_pages, *order, dim), float("nan"), dtype)
-        self.v_pages = mx.full((num_pages, *order, dim), float("nan"), dtype)
+        self.k_pages, self.v_pages = (
+            mx.full((num_pages, *order, dim), float("nan"), kv_dtype or dtype) for _ in "kv"
+        )
         mx.eval(self.k_pages, self.v_pages)
         self.slots = rng.permutation(num_pages * page_size)[:nnz].astype(np.int32)
         self.positions = rng.integers(0, 8192, nnz).astype(np.int32)
@@ -59,8 +64,9 @@ class Case:
 @pytest.mark.parametrize(
     ("dim", "rotary_dim"), [(64, 64), (80, 80), (96, 32), (112, 112), (128, 128), (256, 64), (64, 0), (6, 6)]
 )
-def test_matches_reference(stream, dtype, rng, dim, rotary_dim, interleaved, layout):
-    case = Case(rng, dtype, dim=dim, layout=layout)
+@each_kv_dtype
+def test_matches_reference(stream, dtype, kv_dtype, rng, dim, rotary_dim, interleaved, layout):
+    case = Case(rng, dtype, dim=dim, layout=layout, kv_dtype=kv_dtype)
     inv_freq = frequencies(rotary_dim)
     q_rot, k_pages, v_pages = case.run(inv_freq, stream, interleaved=interleaved, scale=1.25)
     rotate = {"interleaved": interleaved, "scale": 1.25}
@@ -68,12 +74,52 @@ def test_matches_reference(stream, dtype, rng, dim, rotary_dim, interleaved, lay
     want_k = reference.rope(to_numpy(case.k), case.positions, to_numpy(inv_freq), **rotate)
     ulps = 8 if dtype == mx.float32 else 1
     assert_close(q_rot, want_q, ulps=ulps)
+    assert (k_pages.dtype, v_pages.dtype) == (kv_dtype, kv_dtype)
     k, v = case.tokens(k_pages), case.tokens(v_pages)
-    assert_close(mx.array(k[case.slots], dtype), want_k, ulps=ulps)
-    np.testing.assert_array_equal(v[case.slots], to_numpy(case.v))
+    assert_close(mx.array(k[case.slots], kv_dtype), want_k, ulps=8 if kv_dtype == mx.float32 else 1)
+    np.testing.assert_array_equal(v[case.slots], to_numpy(case.v.astype(kv_dtype)))
     untouched = np.setdiff1d(np.arange(len(k)), case.slots)
     assert np.isnan(k[untouched]).all()
     assert np.isnan(v[untouched]).all()
+
+
+@pytest.mark.skipif(METAL_EMULATED, reason="16-bit pages beside float32 are the CPU's")
+@pytest.mark.parametrize("kv_dtype", [mx.float16, mx.bfloat16])
+def test_16_bit_pages_hold_the_float32_result_rounded(rng, kv_dtype):
+    exact, narrow = (
+        Case(np.random.default_rng(3), mx.float32, nnz=40, num_pages=20, kv_dtype=t)
+        for t in (mx.float32, kv_dtype)
+    )
+    want, got = (case.run(frequencies(64), mx.cpu) for case in (exact, narrow))
+    assert mx.array_equal(got[0], want[0])
+    for a, b in zip(got[1:], want[1:], strict=True):
+        assert mx.array_equal(a, b.astype(kv_dtype), equal_nan=True)
+
+
+@pytest.mark.skipif(METAL_EMULATED, reason="16-bit pages beside float32 are the CPU's")
+@pytest.mark.parametrize("rotary_dim", [0, 64])
+@pytest.mark.parametrize(
+    ("kv_dtype", "largest"), [(mx.float16, 65504.0), (mx.bfloat16, 3.3895313892515355e38)]
+)
+def test_values_beyond_the_pages_range_stay_finite(rng, kv_dtype, largest, rotary_dim):
+    # An infinite key would turn every answer of its request to NaN. What is infinite already stays to be seen.
+    case = Case(rng, mx.float32, nnz=1, dim=70 if rotary_dim == 0 else 64, kv_dtype=kv_dtype)
+    case.positions[:] = 0
+    odd = [largest, 1.001 * largest, -1.001 * largest, np.inf, -np.inf, np.nan, 1.0]
+    a = to_numpy(case.v)
+    a[0, 0, : len(odd)] = a[0, 1, -len(odd) :] = odd  # in vectors, and behind the last one
+    case.k = case.v = mx.array(a, mx.float32)
+    _, k_pages, v_pages = case.run(frequencies(rotary_dim), mx.cpu)
+    want = np.array([largest, largest, -largest, np.inf, -np.inf, np.nan, 1.0])
+    v = case.tokens(v_pages)[case.slots[0]]
+    np.testing.assert_array_equal(v[0, : len(odd)], want)
+    np.testing.assert_array_equal(v[1, -len(odd) :], want)
+    k = case.tokens(k_pages)[case.slots[0]]
+    if rotary_dim == 0:
+        np.testing.assert_array_equal(k, v)
+    else:  # sin 0 * inf is NaN, as in float32 pages
+        np.testing.assert_array_equal(k[0, :3], want[:3])
+    assert not np.isinf(k[0, :3]).any()
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (9, 3), (7, 1), (32, 8)])
@@ -104,8 +150,9 @@ def test_far_positions_stay_exact(rng):
     assert_close(q_rot, reference.rope(to_numpy(case.q), case.positions, to_numpy(inv_freq)), ulps=8)
 
 
-def test_slot_minus_one_is_rotated_but_not_written(stream, dtype, rng):
-    case = Case(rng, dtype)
+@each_kv_dtype
+def test_slot_minus_one_is_rotated_but_not_written(stream, dtype, kv_dtype, rng):
+    case = Case(rng, dtype, kv_dtype=kv_dtype)
     kept, case.slots[2] = case.slots[2], -1
     q_rot, k_pages, v_pages = case.run(frequencies(64), stream)
     assert np.isfinite(to_numpy(q_rot)).all()
@@ -113,8 +160,9 @@ def test_slot_minus_one_is_rotated_but_not_written(stream, dtype, rng):
     assert np.isnan(case.tokens(v_pages)[kept]).all()
 
 
-def test_empty_batch_leaves_the_pool(stream, dtype, rng):
-    case = Case(rng, dtype, nnz=0)
+@each_kv_dtype
+def test_empty_batch_leaves_the_pool(stream, dtype, kv_dtype, rng):
+    case = Case(rng, dtype, nnz=0, kv_dtype=kv_dtype)
     q_rot, k_pages, _ = case.run(frequencies(64), stream)
     assert q_rot.shape == (0, 4, 64)
     assert np.isnan(to_numpy(k_pages)).all()
@@ -168,8 +216,9 @@ def test_pools_that_share_memory_are_refused(stream, rng):
         mx.eval(case.run(frequencies(64), stream))
 
 
-def test_strided_inputs(stream, dtype, rng):
-    case = Case(rng, dtype, nnz=6)
+@each_kv_dtype
+def test_strided_inputs(stream, dtype, kv_dtype, rng):
+    case = Case(rng, dtype, nnz=6, kv_dtype=kv_dtype)
     inv_freq = frequencies(64)
     want, want_k, _ = case.run(inv_freq, stream)
     want_k = case.tokens(want_k)[case.slots]

@@ -15,10 +15,18 @@ from mlxcel_ext.models import AttentionBatch, Model
 class PagedRunner:
     """Requests by name, each with its pages; pages are handed out in shuffled order and start as NaN."""
 
-    def __init__(self, model: Model, *, num_pages: int = 64, page_size: int = 16) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        num_pages: int = 64,
+        page_size: int = 16,
+        kv_dtype: mx.Dtype | None = None,
+    ) -> None:
         config = model.config
         shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
-        pools = [[mx.full(shape, float("nan"), model.dtype) for _ in range(config.num_layers)] for _ in "kv"]
+        dtype = kv_dtype or model.dtype  # by default the exact pages
+        pools = [[mx.full(shape, float("nan"), dtype) for _ in range(config.num_layers)] for _ in "kv"]
         mx.eval(pools)
         self.model, self.page_size = model, page_size
         self.kv = SimpleNamespace(k_pages=pools[0], v_pages=pools[1])

@@ -6,10 +6,27 @@ from collections.abc import Hashable, Sequence
 
 import mlx.core as mx
 import numpy as np
+import pytest
 
 from mlxcel_ext import PageTable
 from mlxcel_ext.ops import reference
+from tests.conftest import DTYPES, METAL_EMULATED, devices
 from tests.support.compare import to_numpy
+
+#: Every device with each dtype, and on CPU 16-bit pages beside float32 too.
+each_kv_dtype = pytest.mark.parametrize(
+    ("stream", "dtype", "kv_dtype"),
+    [
+        pytest.param(mx.gpu if device == "gpu" else mx.cpu, DTYPES[x], DTYPES[kv], id=f"{device}-{x}-{kv}")
+        for device in devices()
+        for x in DTYPES
+        for kv in DTYPES
+        if kv == x or (x == "f32" and device == "cpu")
+    ],
+)
+
+#: The pages' dtypes that serve float32 queries where tests run without a stream.
+KV_DTYPES = [mx.float32] if METAL_EMULATED else list(DTYPES.values())
 
 
 class PagedCase:
@@ -17,7 +34,8 @@ class PagedCase:
 
     Pages are dealt in random order from a pool with a few more; `kv_indices` ends in absurd ids that nothing may
     read. `offsets` are tokens at the front of each request's pages that are not its own. `shared` names the first
-    pages of each request: equal names are one page (default: no page has a name).
+    pages of each request: equal names are one page (default: no page has a name). `kv_dtype` is the pools' (default:
+    that of q).
     """
 
     def __init__(
@@ -27,6 +45,7 @@ class PagedCase:
         *,
         qo_len: list[int] | None = None,
         dtype: mx.Dtype = mx.float32,
+        kv_dtype: mx.Dtype | None = None,
         hq: int = 4,
         hkv: int = 2,
         dim: int = 64,
@@ -68,7 +87,7 @@ class PagedCase:
         pools = [a.reshape(num_pages, page_size, hkv, dim) for a in (k, v)]
         if layout == "HND":
             pools = [a.swapaxes(1, 2) for a in pools]
-        self.k_pages, self.v_pages = (mx.array(np.ascontiguousarray(a), dtype) for a in pools)
+        self.k_pages, self.v_pages = (mx.array(np.ascontiguousarray(a), kv_dtype or dtype) for a in pools)
         self.qo_indptr = None if qo_len is None else np.cumsum([0, *qo_len]).astype(np.int32)
         nnz = len(kv_len) if qo_len is None else sum(qo_len)
         self.q = mx.array(rng.standard_normal((nnz, hq, dim)) * scale, dtype)

@@ -59,28 +59,37 @@ template <class Op>
   return a + b;
 }
 
-/// s[r * stride + t] = <q[r], k[t]> for Rows query rows and four tokens.
-template <int Rows>
-void dot_quad(const float* q, int head_dim, const float* const* k, float* s, int stride) {
-  const float *k0 = k[0], *k1 = k[1], *k2 = k[2], *k3 = k[3];
+/// s[r * stride + t] = <q[r], k[t]> for Rows query rows and four tokens. Dim is head_dim, where it
+/// is known when this is compiled, or 0.
+template <int Rows, int Dim = 0, class K>
+[[gnu::always_inline]] inline void dot_quad(const float* q, int head_dim, const K* k0, const K* k1,
+                                            const K* k2, const K* k3, float* s, int stride) {
   vfloat acc[Rows][kQuad] = {};
-  for (int d = 0; d < head_dim; d += kLanes) {
+  const auto add_products = [&](int d) __attribute__((always_inline)) {
     vfloat query[Rows];
-    unroll<Rows>([&](auto r) { query[r] = in_register(load(q + r * head_dim + d)); });
-    unroll<kQuad>([&](auto t) {
-      const float* row = t == 0 ? k0 : t == 1 ? k1 : t == 2 ? k2 : k3;
-      const vfloat key = in_register(load(row + d));
-      unroll<Rows>([&](auto r) { acc[r][t] += query[r] * key; });
+    unroll<Rows>([&](auto r) __attribute__((always_inline)) {
+      query[r] = in_register(load(q + r * head_dim + d));
     });
+    unroll<kQuad>([&](auto t) __attribute__((always_inline)) {
+      const K* row = t == 0 ? k0 : t == 1 ? k1 : t == 2 ? k2 : k3;
+      const vfloat key = in_register(load(row + d));
+      unroll<Rows>([&](auto r) __attribute__((always_inline)) { acc[r][t] += query[r] * key; });
+    });
+  };
+  if constexpr (Dim != 0) {
+    unroll<Dim / kLanes>([&](auto i) __attribute__((always_inline)) { add_products(i * kLanes); });
+  } else {
+    for (int d = 0; d < head_dim; d += kLanes) add_products(d);
   }
-  unroll<Rows>(
-      [&](auto r) { reduce(s + r * stride, acc[r][0], acc[r][1], acc[r][2], acc[r][3], add); });
+  unroll<Rows>([&](auto r) __attribute__((always_inline)) {
+    reduce(s + r * stride, acc[r][0], acc[r][1], acc[r][2], acc[r][3], add);
+  });
 }
 
-/// o[r][d] += sum over t in [begin, end) of p[r * stride + t] * v[t][d], tokens in order, for Rows
-/// rows of o, head_dim apart, and d below Vectors * kLanes, which is the length of a row of v.
-template <int Rows, int Vectors>
-void accumulate(float* o, int head_dim, const float* p, int stride, const float* v, int begin,
+/// o[r][d] += sum over t in [begin, end) of p[r * stride + t] * v(t)[d], tokens in order, for Rows
+/// rows of o, head_dim apart, and d below Vectors * kLanes. v(t) is a pointer.
+template <int Rows, int Vectors, class Values>
+void accumulate(float* o, int head_dim, const float* p, int stride, const Values& v, int begin,
                 int end) {
   if (begin >= end) return;
   vfloat acc[Rows][Vectors];
@@ -90,8 +99,9 @@ void accumulate(float* o, int head_dim, const float* p, int stride, const float*
   for (int t = begin; t < end; ++t) {
     vfloat weight[Rows];
     unroll<Rows>([&](auto r) { weight[r] = splat(p[r * stride + t]); });
+    const auto* row = v(t);
     unroll<Vectors>([&](auto j) {
-      const vfloat value = in_register(load(v + (t * Vectors + j) * kLanes));
+      const vfloat value = in_register(load(row + j * kLanes));
       unroll<Rows>([&](auto r) { acc[r][j] += weight[r] * value; });
     });
   }

@@ -1,5 +1,6 @@
 #include "cpu/kernels/paged_attention.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "common/cpu_features.h"
@@ -16,19 +17,26 @@ extern decltype(&attention_code) const attention_code_avx512;
 namespace {
 
 const AttentionCode& code_of(const PagedAttentionParams& params) {
+  auto code = &attention_code;
 #if defined(__x86_64__)
-  if (cpu_features().avx512) return attention_code_avx512(params.dtype);
-  if (cpu_features().avx2) return attention_code_avx2(params.dtype);
+  if (cpu_features().avx2) code = attention_code_avx2;
+  if (cpu_features().avx512) code = attention_code_avx512;
 #endif
-  return attention_code(params.dtype);
+  return code(params.dtype, params.kv_dtype);
 }
 
 void run_tiles(const PagedAttentionParams& params, const AttentionInputs& in,
                const TileOutput& out) {
   const AttentionCode& code = code_of(params);
-  // A stacked tile takes as long as many others, and comes before them.
-  parallel_tasks(static_cast<size_t>(params.num_tiles) * params.num_kv_heads,
-                 [&](size_t begin, size_t end) { code.tiles(params, in, out, begin, end); });
+  const size_t pairs = static_cast<size_t>(params.num_tiles) * params.num_kv_heads;
+  const size_t workers = std::min<size_t>(num_threads(), pairs);
+  // A stacked tile takes as long as many others, and comes before them. The others take about as
+  // long as each other, so that threads take turns.
+  parallel_tasks(pairs, [&](size_t begin, size_t end) {
+    for (size_t pair = begin; pair < end; ++pair) {
+      code.tile(params, in, out, pair, end - begin == 1 ? pair + workers : pair + 1);
+    }
+  });
 }
 
 }  // namespace

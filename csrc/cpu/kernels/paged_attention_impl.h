@@ -15,10 +15,11 @@ struct TileOutput {
   float* v_lse;  // (num_partials, num_qo_heads)
 };
 
-/// The code of one instruction set: (tile, KV head) pairs, and output rows to merge.
+/// The code of one instruction set: one (tile, KV head) pair of all num_tiles * num_kv_heads, and
+/// output rows to merge. `next` is the pair that this thread probably runs after it.
 struct AttentionCode {
-  void (*tiles)(const PagedAttentionParams&, const AttentionInputs&, const TileOutput&,
-                int64_t begin, int64_t end);
+  void (*tile)(const PagedAttentionParams&, const AttentionInputs&, const TileOutput&, int64_t pair,
+               int64_t next);
   void (*merge)(const PagedAttentionParams&, const AttentionInputs&, const TileOutput&,
                 int64_t begin, int64_t end);
 };
@@ -31,6 +32,13 @@ constexpr int kBlock = 64;
 
 /// Tokens whose K rows lie in f32 at a time: with 32 query rows of 128 they fit L1.
 constexpr int kKeyRows = 16;
+
+/// Query rows that K and V rows in the pool are read for directly: those of a decode step.
+constexpr int kFewRows = 4;
+
+/// Query rows of a register block then: with kPanel vectors or kQuad keys each, they and what they
+/// are multiplied by fit the registers.
+constexpr int kRowBlock = kLanes == 16 ? 4 : 3;
 
 /// Vectors of V rows that are gathered at a time: 64 tokens of 32 floats (AVX2) are 8 KB of L1.
 constexpr int kPanel = 4;
@@ -72,8 +80,9 @@ struct TileMemory {
   int32_t* to;
 };
 
-/// One tile for one KV head: query rows r = token * group_size + head of the group.
-template <class T>
+/// One tile for one KV head: query rows r = token * group_size + head of the group. T is the type
+/// of q and output, KV that of the pools.
+template <class T, class KV>
 class TileRun {
  public:
   TileRun(const PagedAttentionParams& params, const AttentionInputs& in, const AttentionTile& tile,
@@ -100,13 +109,13 @@ class TileRun {
     own_ = kv_end - qo_len + (tile.q_begin - qo_begin);
     causal_ = params.causal != 0 && tile.shared == 0;
     window_left_ = tile.shared != 0 ? -1 : params.window_left;
-    const int64_t head = int64_t{kv_head} * params.stride_head;
-    k_ = static_cast<const T*>(in.k_pages) + head;
-    v_ = static_cast<const T*>(in.v_pages) + head;
+    k_ = static_cast<const KV*>(in.k_pages);
+    v_ = static_cast<const KV*>(in.v_pages);
     q_in_ = static_cast<const T*>(in.q);
   }
 
-  void run() {
+  /// `next` is the pair that comes after this one, of all pairs.
+  void run(const AttentionInputs& in, int64_t next) {
     for (int r = 0; r < rows_; ++r) {
       const T* q = q_in_ + q_row(r) * dim_;
       for (int d = 0; d < dim_; d += kLanes) {
@@ -118,8 +127,19 @@ class TileRun {
     std::fill(mem_.l, mem_.l + rows_, 0.0f);
     const int64_t low = lowest(0);
     high_ = highest(tile_.q_len - 1);
-    for (int64_t block = low / kBlock * kBlock; block < high_; block += kBlock) {
-      step(block, std::max(low, block), std::min(high_, block + kBlock));
+    int64_t block = low / kBlock * kBlock, end = std::min(high_, block + kBlock);
+    if (low < high_) locate(block, low, end, here_);
+    for (int64_t begin = low; begin < high_; block += kBlock, begin = block) {
+      const int64_t next_end = std::min(high_, end + kBlock);
+      num_next_ = static_cast<int>(next_end - end);
+      if (num_next_ > 0) {
+        locate(block + kBlock, end, next_end, next_);
+      } else if (rows_ <= kFewRows) {
+        num_next_ = locate_first(in, next, next_);
+      }
+      step(block, begin, end);
+      std::swap(here_, next_);
+      end = next_end;
     }
   }
 
@@ -161,37 +181,51 @@ class TileRun {
   }
   int64_t highest(int i) const { return causal_ ? std::min(end_, own_ + i + 1) : end_; }
 
-  /// Elements from the start of a pool's head to token t of the request.
-  int64_t place(int64_t t) const {
+  /// Brings elements [d, d + n) of a row into a cache, which the hardware does not where rows lie a
+  /// page or more apart.
+  template <int Locality>
+  static void prefetch(const KV* row, int d, int n) {
+    constexpr int kLine = 64 / static_cast<int>(sizeof(KV));
+    for (const int end = d + n; d < end; d += kLine) __builtin_prefetch(row + d, 0, Locality);
+  }
+
+  /// at[t - begin] = elements from the start of a pool to the head's rows of tokens t in [begin,
+  /// end).
+  void places(const int32_t* pages, int kv_head, int64_t begin, int64_t end, int64_t* at) const {
+    const int64_t size = params_.page_size, stride = params_.stride_token;
     const int shift = __builtin_ctz(params_.page_size);
-    return static_cast<int64_t>(pages_[t >> shift]) * params_.stride_page +
-           (t & (params_.page_size - 1)) * params_.stride_token;
-  }
-
-  /// Brings a row into L2. Rows lie a page or more apart, where the hardware does not follow.
-  void prefetch(const T* row) const {
-    for (int d = 0; d < dim_; d += 64 / static_cast<int>(sizeof(T))) {
-      __builtin_prefetch(row + d, 0, 2);
+    for (int64_t t = begin; t < end;) {
+      const int64_t page = t >> shift, stop = std::min(end, (page + 1) * size);
+      int64_t place = pages[page] * params_.stride_page + (t & (size - 1)) * stride +
+                      kv_head * params_.stride_head;
+      for (; t < stop; ++t, place += stride) *at++ = place;
     }
   }
 
-  /// Rows of tokens [begin, end) of a block that starts at `block`; entries that round the range up
-  /// to whole quads repeat a valid row, so that nothing outside the range is read.
-  void point(int64_t block, int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const int64_t at = place(t);
-      keys_[t - block] = k_ + at;
-      values_[t - block] = v_ + at;
-    }
-    from_ = static_cast<int>(begin - block);
-    to_ = static_cast<int>(end - block);
-    for (int t = from_ & -kQuad; t < from_; ++t) keys_[t] = keys_[from_];
-    for (int t = to_; t % kQuad != 0; ++t) keys_[t] = keys_[from_];
+  /// The places of tokens [begin, end) of a block, in at[token - block]; entries that round the
+  /// range up to whole quads repeat one, so that nothing outside the range is read.
+  void locate(int64_t block, int64_t begin, int64_t end, int64_t* at) const {
+    places(pages_, kv_head_, begin, end, at + (begin - block));
+    const auto from = static_cast<int>(begin - block), to = static_cast<int>(end - block);
+    for (int t = from & -kQuad; t < from; ++t) at[t] = at[from];
+    for (int t = to; t % kQuad != 0; ++t) at[t] = at[from];
+  }
+
+  /// Places of the first tokens of another pair, to be prefetched; returns how many.
+  int locate_first(const AttentionInputs& in, int64_t pair, int64_t* at) const {
+    if (pair >= int64_t{params_.num_tiles} * params_.num_kv_heads) return 0;
+    const AttentionTile& tile = in.tiles[pair / params_.num_kv_heads];
+    const int64_t begin = int64_t{tile.page_begin} * params_.page_size;
+    const int64_t end = std::min(begin + kBlock, int64_t{tile.page_end} * params_.page_size);
+    places(in.kv_indices + in.kv_indptr[tile.request],
+           static_cast<int>(pair % params_.num_kv_heads), begin, end, at);
+    return static_cast<int>(end - begin);
   }
 
   /// One step of the online softmax over tokens [begin, end) of a block.
   void step(int64_t block, int64_t begin, int64_t end) {
-    point(block, begin, end);
+    from_ = static_cast<int>(begin - block);
+    to_ = static_cast<int>(end - block);
     for (int i = 0; i < tile_.q_len; ++i) {
       const auto inside = [block](int64_t t) {
         return static_cast<int32_t>(std::clamp<int64_t>(t - block, 0, kBlock));
@@ -200,9 +234,17 @@ class TileRun {
       std::fill_n(mem_.from + i * group_, group_, from);
       std::fill_n(mem_.to + i * group_, group_, std::max(from, to));
     }
-    for (int t = from_ & -kQuad; t < to_; t += kKeyRows) scores(t, std::min(t + kKeyRows, to_));
+    if (rows_ <= kFewRows) {
+      scores_of_few();
+    } else {
+      for (int t = from_ & -kQuad; t < to_; t += kKeyRows) scores(t, std::min(t + kKeyRows, to_));
+    }
     by_parts<4>(0, rows_, [&](auto rows, int r) { softmax<rows>(r); });
-    weigh_values(block);
+    if (rows_ <= kFewRows) {
+      weigh_values_of_few();
+    } else {
+      weigh_values();
+    }
   }
 
   /// f(N, i) for parts [i, i + N) of [begin, end), N <= Most. Four in threes are two and two.
@@ -224,28 +266,56 @@ class TileRun {
     }
   }
 
+  /// Scores of few rows, straight from the pool: K rows are read once, so that a copy in f32 would
+  /// not pay. The quads' V rows come into L1 meanwhile.
+  void scores_of_few() {
+    by_parts<kRowBlock>(0, rows_, [&](auto rows, int r) {
+      const float* q = mem_.q + r * dim_;
+      float* p = mem_.p + r * kBlock;
+      if (kPanel * kLanes == 64 && dim_ == 64) {
+        quads<rows, 64>(q, p);
+      } else {
+        quads<rows, 0>(q, p);
+      }
+    });
+  }
+
+  /// Scores of query rows of Dim elements (0: dim_) for all quads of the block. Where the compiler
+  /// knows that a row is four vectors, whole decode tiles run a tenth faster.
+  template <int Rows, int Dim>
+  void quads(const float* q, float* p) const {
+    const KV *k = k_, *v = v_;
+    const int64_t* here = here_;
+    const int dim = Dim == 0 ? dim_ : Dim, end = to_;
+    for (int t = from_ & -kQuad; t < end; t += kQuad) {
+      const int64_t* at = here + t;
+      unroll<kQuad>([&](auto i) { prefetch<3>(v + at[i], 0, dim); });
+      dot_quad<Rows, Dim>(q, dim, k + at[0], k + at[1], k + at[2], k + at[3], p + t, kBlock);
+    }
+  }
+
   /// Scores of all rows for tokens [begin, end) in quads, and the tokens' V rows into L2: a few
   /// after each register block, since a run of prefetches would hold up the loads behind it.
   void scores(int begin, int end) {
     const float* key[kKeyRows];
-    for (int t = begin; t < end || t % kQuad != 0; ++t)
-      key[t - begin] = key_row(keys_[t], t - begin);
+    for (int t = begin; t < end || t % kQuad != 0; ++t) {
+      key[t - begin] = key_row(k_ + here_[t], t - begin);
+    }
     const int first = std::max(begin, from_);
     int next = first;
     by_parts<3>(0, rows_, [&](auto rows, int r) {
       for (int t = begin; t < end; t += kQuad) {
-        dot_quad<rows>(mem_.q + r * dim_, dim_, key + t - begin, mem_.p + r * kBlock + t, kBlock);
+        const float* const* k = key + t - begin;
+        dot_quad<rows>(mem_.q + r * dim_, dim_, k[0], k[1], k[2], k[3], mem_.p + r * kBlock + t,
+                       kBlock);
       }
       const int until = first + (end - first) * (r + rows) / rows_;
-      for (; next < until; ++next) prefetch(values_[next]);
+      for (; next < until; ++next) prefetch<2>(v_ + here_[next], 0, dim_);
     });
   }
 
-  /// A K row in f32: itself where few query rows read it, else gathered.
-  const float* key_row(const T* row, int index) {
-    if constexpr (std::is_same_v<T, float>) {
-      if (rows_ <= 4) return row;
-    }
+  /// A K row in f32.
+  const float* key_row(const KV* row, int index) {
     float* to = mem_.gathered + index * dim_;
     by_parts<8>(0, dim_ / kLanes,
                 [&](auto count, int i) { copy<count>(to + i * kLanes, row + i * kLanes); });
@@ -255,7 +325,7 @@ class TileRun {
   /// Vectors of a row to f32. The pointers are arguments: for all that the compiler knows, a store
   /// could alter members, and it would read them again for every vector.
   template <int Vectors>
-  static void copy(float* to, const T* row) {
+  static void copy(float* to, const KV* row) {
     unroll<Vectors>([&](auto j) { store(to + j * kLanes, load(row + j * kLanes)); });
   }
 
@@ -281,30 +351,47 @@ class TileRun {
     }
   }
 
+  /// Adds the weighted values to few rows, straight from the pool. The K rows of the next block
+  /// come into L1 meanwhile, and behind the last one those that the next pair begins with: 5 % of
+  /// the time of requests of 600 tokens.
+  void weigh_values_of_few() {
+    by_parts<kPanel>(0, dim_ / kLanes, [&](auto width, int first) {
+      const int d = first * kLanes;
+      const auto values = [&, keys = k_, here = here_, next = next_, v = v_ + d,
+                           count = num_next_](int t) {
+        if (t < count) prefetch<3>(keys + next[t], d, width * kLanes);
+        return v + here[t];
+      };
+      by_parts<kRowBlock>(0, rows_,
+                          [&](auto rows, int r) { weigh_rows<rows, width>(r, d, values); });
+    });
+  }
+
   /// Adds the weighted values, some vectors of all V rows at a time. They are gathered into dense
   /// memory: in the pool, the rows of consecutive tokens may be 4 KB apart and would evict each
   /// other from L1. The K rows of the next block come into L2 meanwhile.
-  void weigh_values(int64_t block) {
-    const int64_t next_block = block + kBlock;
-    const auto num_next = static_cast<int>(std::clamp<int64_t>(high_ - next_block, 0, kBlock));
+  void weigh_values() {
     int next = 0;
     const int vectors = dim_ / kLanes;
     by_parts<kPanel>(0, vectors, [&](auto width, int first) {
       for (int t = from_; t < to_; ++t) {
-        copy<width>(mem_.gathered + t * width * kLanes, values_[t] + first * kLanes);
+        copy<width>(mem_.gathered + t * width * kLanes, v_ + here_[t] + first * kLanes);
       }
+      const auto values = [dense = mem_.gathered, width](int t) {
+        return dense + t * width * kLanes;
+      };
       by_parts<3>(0, rows_, [&](auto rows, int r) {
-        weigh_rows<rows, width>(r, first * kLanes);
-        const int until = num_next * (first * rows_ + width * (r + rows)) / (vectors * rows_);
-        for (; next < until; ++next) prefetch(k_ + place(next_block + next));
+        weigh_rows<rows, width>(r, first * kLanes, values);
+        const int until = num_next_ * (first * rows_ + width * (r + rows)) / (vectors * rows_);
+        for (; next < until; ++next) prefetch<2>(k_ + next_[next], 0, dim_);
       });
     });
   }
 
-  /// Adds the gathered vectors to rows [r, r + Rows) from d on. A row never reads tokens that it
-  /// does not see: 0 * NaN is NaN.
-  template <int Rows, int Vectors>
-  void weigh_rows(int r, int d) {
+  /// Adds values(t), vectors of V rows, to rows [r, r + Rows) from d on. A row never reads tokens
+  /// that it does not see: 0 * NaN is NaN.
+  template <int Rows, int Vectors, class Values>
+  void weigh_rows(int r, int d, const Values& values) {
     float* o = mem_.o + r * dim_ + d;
     const float* p = mem_.p + r * kBlock;
     const int32_t *from = mem_.from + r, *to = mem_.to + r;
@@ -312,11 +399,11 @@ class TileRun {
     const int all_begin = from[Rows - 1];
     const int all_end = std::max(all_begin, to[0]);
     const auto alone = [&](int i, int first, int last) {
-      accumulate<1, Vectors>(o + i * dim_, dim_, p + i * kBlock, kBlock, mem_.gathered,
+      accumulate<1, Vectors>(o + i * dim_, dim_, p + i * kBlock, kBlock, values,
                              std::max(first, from[i]), std::min(last, to[i]));
     };
     for (int i = 0; Rows > 1 && i < Rows; ++i) alone(i, from_, all_begin);
-    accumulate<Rows, Vectors>(o, dim_, p, kBlock, mem_.gathered, all_begin, all_end);
+    accumulate<Rows, Vectors>(o, dim_, p, kBlock, values, all_begin, all_end);
     for (int i = 0; Rows > 1 && i < Rows; ++i) alone(i, all_end, to_);
   }
 
@@ -333,23 +420,22 @@ class TileRun {
   int64_t own_;           // the token that the tile's first query is; unused in shared tiles
   bool causal_;
   int window_left_;
-  const T* k_;
-  const T* v_;
+  const KV* k_;
+  const KV* v_;
   const T* q_in_;
   int from_, to_;  // tokens of the current block
-  const T* keys_[kBlock];
-  const T* values_[kBlock];
+  int num_next_;   // tokens of the next one
+  int64_t places_[2][kBlock];
+  int64_t *here_ = places_[0], *next_ = places_[1];  // where the rows of both blocks are
 };
 
-template <class T>
-void attention_tiles_as(const PagedAttentionParams& params, const AttentionInputs& in,
-                        const TileOutput& out, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; ++i) {
-    const AttentionTile& tile = in.tiles[i / params.num_kv_heads];
-    TileRun<T> run(params, in, tile, static_cast<int>(i % params.num_kv_heads));
-    run.run();
-    run.write(out, in.sinks);
-  }
+template <class T, class KV>
+void attention_tile_as(const PagedAttentionParams& params, const AttentionInputs& in,
+                       const TileOutput& out, int64_t pair, int64_t next) {
+  const AttentionTile& tile = in.tiles[pair / params.num_kv_heads];
+  TileRun<T, KV> run(params, in, tile, static_cast<int>(pair % params.num_kv_heads));
+  run.run(in, next);
+  run.write(out, in.sinks);
 }
 
 template <class T>
@@ -371,17 +457,19 @@ void merge_rows_as(const PagedAttentionParams& params, const AttentionInputs& in
   }
 }
 
-template <class T>
-constexpr AttentionCode kAttentionCode{&attention_tiles_as<T>, &merge_rows_as<T>};
+template <class T, class KV = T>
+constexpr AttentionCode kAttentionCode{&attention_tile_as<T, KV>, &merge_rows_as<T>};
 
-const AttentionCode& attention_code(FloatType dtype) {
+const AttentionCode& attention_code(FloatType dtype, FloatType kv_dtype) {
   switch (dtype) {
     case FloatType::f16:
       return kAttentionCode<f16>;
     case FloatType::bf16:
       return kAttentionCode<bf16>;
     default:
-      return kAttentionCode<float>;
+      return kv_dtype == FloatType::f16    ? kAttentionCode<float, f16>
+             : kv_dtype == FloatType::bf16 ? kAttentionCode<float, bf16>
+                                           : kAttentionCode<float>;
   }
 }
 

@@ -72,7 +72,10 @@ def rope_append(
 
     def write(pages: mx.array, tokens: mx.array) -> mx.array:
         flat = pages.reshape(-1, *pages.shape[2:])
-        flat[slots] = tokens
+        if pages.dtype != tokens.dtype:  # finite values stay finite
+            largest = mx.finfo(pages.dtype).max
+            tokens = mx.where(mx.isinf(tokens), tokens, mx.clip(tokens, -largest, largest))
+        flat[slots] = tokens.astype(pages.dtype)
         return flat.reshape(pages.shape)
 
     return rotate(q), write(k_pages, rotate(k)), write(v_pages, v)
@@ -101,7 +104,7 @@ def gather_attention(
         )
         skip = 0 if table.first_page_offset is None else int(table.first_page_offset[request])
         k, v = (
-            p[pages].reshape(1, -1, *p.shape[2:])[:, skip : skip + kv_len].swapaxes(1, 2)
+            p[pages].reshape(1, -1, *p.shape[2:])[:, skip : skip + kv_len].swapaxes(1, 2).astype(q.dtype)
             for p in (k_pages, v_pages)
         )
         row = np.arange(kv_len - (end - begin), kv_len)[:, None]

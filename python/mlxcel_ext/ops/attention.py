@@ -44,7 +44,8 @@ def paged_attention(
         112, 128, 192 or 256; ``num_qo_heads`` is 1 to 32 times ``num_kv_heads``.
     k_pages, v_pages : mx.array
         NHD ``[num_pages, page_size, num_kv_heads, head_dim]`` or HND
-        ``[num_pages, num_kv_heads, page_size, head_dim]``, dtype of ``q``, row-contiguous.
+        ``[num_pages, num_kv_heads, page_size, head_dim]``, row-contiguous. dtype of ``q``; on CPU also float16 or
+        bfloat16 beside a float32 ``q``.
     table : PageTable
         Pages of each request, the new tokens included. Checked once a table.
     qo_indptr : array_like, optional

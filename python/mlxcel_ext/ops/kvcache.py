@@ -48,7 +48,9 @@ def rope_append(
         ``[nnz, num_kv_heads, head_dim]``, dtype of ``q``.
     k_pages, v_pages : mx.array
         NHD ``[num_pages, page_size, num_kv_heads, head_dim]`` or HND
-        ``[num_pages, num_kv_heads, page_size, head_dim]``, dtype of ``q``, row-contiguous.
+        ``[num_pages, num_kv_heads, page_size, head_dim]``, row-contiguous. dtype of ``q``; on CPU also float16 or
+        bfloat16 beside a float32 ``q``: k and v are rounded, and a finite value beyond the range becomes the largest
+        of it (an infinity or NaN stays).
     table : PageTable or mx.array
         Pages of each request after the append: the last ``qo_len`` tokens of a request are the new ones. Or the
         flat slots themselves, int32 ``[nnz]``, ``page * page_size + offset``, all different, -1 for a token that is
