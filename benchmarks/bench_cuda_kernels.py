@@ -352,7 +352,7 @@ def rope_append(kernels: Kernels) -> Iterator[dict[str, Any]]:
             positions = torch.randint(0, 100_000, (tokens,), device="cuda").int()
             params = RopeParams(
                 *(tokens, hq, hkv, DIM, DIM, 0, PAGE, num_pages, PAGE * hkv * DIM, hkv * DIM, DIM, 1.0),
-                DTYPES[q.dtype],
+                *2 * (DTYPES[q.dtype],),
             )
             args = (params, q, k, v, slots, positions, frequencies, turned, *pools)
             kernels("rope_append", *args)
