@@ -175,10 +175,8 @@ ChunkCosts choose_chunks(const AttentionProblem& problem, const PlanTarget& targ
   if (!mixed) return alike(choose_chunk(loads, kernel, problem.num_kv_heads));
   std::vector<Load> kinds[2];
   for (const Load& load : loads) kinds[load.large].push_back(load);
-  PlanTarget decode = target;
-  decode.slots = target.decode_slots;
   return {choose_chunk(kinds[1], kernel, problem.num_kv_heads),
-          choose_chunk(kinds[0], decode, problem.num_kv_heads)};
+          choose_chunk(kinds[0], target, problem.num_kv_heads)};
 }
 
 /// Emits the tiles of the shared spans, then those of the requests, in turn.

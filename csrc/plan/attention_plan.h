@@ -20,10 +20,10 @@ struct PlanTarget {
   int32_t large_slots = 0;         // which this many run at once; 0: `slots`, whatever the tiles
   int32_t decode_rows = 0;  // tiles of no more query rows are work of another kind than large ones,
                             // which come first in the list; 0: one order for all
-  int32_t mixed_rows = 0;   // a launch with a tile of more query rows runs both kinds side by side:
-  int32_t decode_slots = 0;  // on `slots` large ones, on this many the others; 0: no such kernel
-  int32_t max_cluster = 0;   // the most chunks of a token that the kernel merges by itself, where
-                             // all have as many
+  int32_t mixed_rows = 0;   // a launch with a tile of more query rows runs both kinds side by side,
+                            // each on all `slots`; 0: there is no such kernel
+  int32_t max_cluster = 0;  // the most chunks of a token that the kernel merges by itself, where
+                            // all have as many
 };
 
 /// Page counts, not token counts: a plan stays valid while the page counts do.

@@ -48,7 +48,6 @@ def cuda_target(num_sms: int) -> _ext.PlanTarget:
         large_slots=2 * num_sms,
         decode_rows=8,
         mixed_rows=64,  # one block a multiprocessor, which runs both kinds
-        decode_slots=3 * num_sms,  # warpgroups that run decode tiles when no large one is left
         max_cluster=8,  # clusters of 16 take 20 % longer than merging through memory (2026-11-30)
     )
 
