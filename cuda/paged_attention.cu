@@ -174,7 +174,7 @@ void launch_paged_attention(const PagedAttentionParams& params, const AttentionA
   arrays.evict_first =
       params.has_token_order || kv_bytes <= int64_t{6} * device_info().l2_bytes ? 1 : 0;
   const bool merged = params.num_partials > 0 && whole && config.cluster == 1;
-  const bool in_launch = merges_in_launch(params, config);
+  const bool in_launch = whole && merges_in_launch(params, config);
   if (!in_launch && config.kernel != AttentionKernel::mixed_sm90) arrays.counters = nullptr;
   if (config.kernel == AttentionKernel::simple) {
     dispatch(params.dtype, [&](auto type) {

@@ -15,8 +15,8 @@ enum class AttentionKernel {
   ragged,  // query rows as rows of the product; up to 128 a tile, decode tiles in the same launch
            // (paged_ragged.cuh)
   ragged_sm90,  // the same with warpgroup products, head_dim 64 and 128 (paged_ragged_sm90.cuh)
-  mixed_sm90,   // the same for tiles of more than 64 rows, which run beside the launch's decode
-                // tiles on every multiprocessor; not batch invariant (paged_mixed_sm90.cuh)
+  mixed_sm90,   // the same where the plan wants large tiles and decode tiles side by side on every
+                // multiprocessor; not batch invariant (paged_mixed_sm90.cuh)
   simple,       // f32 arithmetic; everything else (paged_simple.cuh)
 };
 
@@ -34,9 +34,8 @@ inline int query_rows(const PagedAttentionParams& p) {
 
 /// Whether the launch may be mixed_sm90's, which keeps its queues in AttentionArrays::counters.
 inline bool needs_queues(const PagedAttentionParams& p) {
-  const int rows = query_rows(p);
-  return rows > 64 && rows <= 128 && p.page_size >= 8 && p.dtype != FloatType::f32 &&
-         !p.batch_invariant;
+  return p.num_large_tiles > 0 && query_rows(p) <= 128 && p.page_size >= 8 &&
+         p.dtype != FloatType::f32 && !p.batch_invariant;
 }
 
 /// What the choice depends on besides the problem: the kernels of one head dimension.

@@ -55,7 +55,7 @@ struct PagedAttentionParams {
   int32_t has_sinks;
   int32_t has_first_page_offset;
   int32_t has_token_order;  // some tiles are shared
-  int32_t num_large_tiles;  // the first so many have more query rows than PlanTarget::decode_rows
+  int32_t num_large_tiles;  // above 0: a mixed launch, whose first so many tiles are large
 };
 static_assert(sizeof(PagedAttentionParams) == 112);
 

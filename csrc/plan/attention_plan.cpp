@@ -154,29 +154,56 @@ std::vector<AttentionTile> longest_first(const std::vector<AttentionTile>& tiles
 /// Costs at which tiles are cut: large ones, and those of up to PlanTarget::decode_rows rows.
 struct ChunkCosts {
   float large, decode;
+  bool mixed;  // the launch runs both kinds side by side (PlanTarget::mixed_rows)
 };
+
+/// What a large tile of a mixed launch had better cost more than, 2,048 tokens of 128 rows: a
+/// multiprocessor takes them one by one there, where two shorter ones would hide each other's
+/// beginnings and ends.
+constexpr float kMixedCost = 4096;
+
+/// Whether large tiles that are not shared had better run in a mixed launch: beside decode tiles,
+/// in a single round, or where they are long.
+bool pays_mixed(const std::vector<Load>& large, bool decode, float slots) {
+  float total = 0, tiles = 0;
+  for (const Load& load : large) {
+    total += load.cost * static_cast<float>(load.tiles);
+    tiles += static_cast<float>(load.tiles);
+  }
+  return decode || tiles <= slots || total > kMixedCost * tiles;
+}
 
 /// `shared`: so many of the loads, the first, are of shared tiles.
 ChunkCosts choose_chunks(const AttentionProblem& problem, const PlanTarget& target,
                          const std::vector<Load>& loads, size_t shared, int32_t most_tokens) {
-  const auto alike = [](float chunk) { return ChunkCosts{chunk, chunk}; };
+  const auto alike = [](float chunk, bool mixed = false) {
+    return ChunkCosts{chunk, chunk, mixed};
+  };
   if (problem.batch_invariant) return alike(static_cast<float>(target.invariant_chunk_tokens));
   if (loads.empty()) return alike(0);
   const int32_t most_rows = most_tokens * problem.group_size;
   const bool large = target.large_slots > 0 && most_rows > target.small_rows;
-  const bool mixed = target.mixed_rows > 0 && most_rows > target.mixed_rows;
+  const bool may_mix = target.mixed_rows > 0 && most_rows > target.mixed_rows;
   PlanTarget kernel = target;  // that serves the launch
-  if (large && !mixed) kernel.slots = target.large_slots;
+  if (large) kernel.slots = target.large_slots;
   if (shared > 0) {
-    return alike(choose_shared_chunk(loads, shared, kernel, target.slots, problem.num_kv_heads));
+    const auto chunk = [&](const PlanTarget& t) {
+      return choose_shared_chunk(loads, shared, t, target.slots, problem.num_kv_heads);
+    };
+    const float apart = chunk(kernel);
+    return may_mix && apart > kMixedCost ? alike(chunk(target), true) : alike(apart);
   }
   // What is cut among large tiles is merged by a launch of its own: longer chunks pay for it.
   if (large) kernel.min_chunk_tokens *= 8;
-  if (!mixed) return alike(choose_chunk(loads, kernel, problem.num_kv_heads));
   std::vector<Load> kinds[2];
   for (const Load& load : loads) kinds[load.large].push_back(load);
+  const float slots = static_cast<float>(target.slots) / static_cast<float>(problem.num_kv_heads);
+  if (!may_mix || !pays_mixed(kinds[1], !kinds[0].empty(), slots)) {
+    return alike(choose_chunk(loads, kernel, problem.num_kv_heads));
+  }
+  kernel.slots = target.slots;
   return {choose_chunk(kinds[1], kernel, problem.num_kv_heads),
-          choose_chunk(kinds[0], target, problem.num_kv_heads)};
+          choose_chunk(kinds[0], target, problem.num_kv_heads), true};
 }
 
 /// Emits the tiles of the shared spans, then those of the requests, in turn.
@@ -189,7 +216,8 @@ class Builder {
         levels_(levels),
         chunk_(chunk),
         tile_tokens_(tile_tokens),
-        large_tokens_(target.decode_rows / problem.group_size),
+        large_tokens_(chunk.mixed ? target.decode_rows / problem.group_size
+                                  : std::numeric_limits<int32_t>::max()),
         shared_(problem.batch) {
     plan_.chunks_each = chunks_each;
   }

@@ -18,10 +18,9 @@ struct PlanTarget {
   int32_t invariant_chunk_tokens;  // longest chunk where batch_invariant is asked for
   int32_t small_rows = 0;          // a launch with a tile of more query rows has another kernel, of
   int32_t large_slots = 0;         // which this many run at once; 0: `slots`, whatever the tiles
-  int32_t decode_rows = 0;  // tiles of no more query rows are work of another kind than large ones,
-                            // which come first in the list; 0: one order for all
-  int32_t mixed_rows = 0;   // a launch with a tile of more query rows runs both kinds side by side,
-                            // each on all `slots`; 0: there is no such kernel
+  int32_t mixed_rows = 0;   // a launch with a tile of more query rows may run large tiles beside
+                            // decode tiles, each kind on all `slots`; 0: no such kernel
+  int32_t decode_rows = 0;  // most query rows of a decode tile there
   int32_t max_cluster = 0;  // the most chunks of a token that the kernel merges by itself, where
                             // all have as many
 };
@@ -57,7 +56,7 @@ struct CascadeLevels {
 };
 
 struct AttentionPlan {
-  std::vector<AttentionTile> tiles;   // large ones first, among each the most expensive first
+  std::vector<AttentionTile> tiles;   // the most expensive first
   std::vector<int32_t> merge_indptr;  // [num_q + 1] partial rows of each query token; an empty
                                       // range: its one tile writes the output itself
   std::vector<int32_t> token_order;   // query tokens of shared tiles
@@ -68,7 +67,8 @@ struct AttentionPlan {
   int32_t num_partials = 0;
   int32_t num_groups = 0;
   int32_t max_q_len = 0;
-  int32_t num_large = 0;     // tiles of more than PlanTarget::decode_rows query rows
+  int32_t num_large = 0;  // of a mixed launch (PlanTarget::mixed_rows): its large tiles, which come
+                          // before the decode tiles; 0: it is not one
   int32_t max_chunks = 0;    // tiles that share one query token
   int32_t chunks_each = 0;   // PagedAttentionParams::chunks_each
   int64_t chunk_tokens = 0;  // longest chunk of a decode tile, before clipping

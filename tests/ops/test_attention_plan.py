@@ -188,6 +188,26 @@ def test_prefill_beside_decode_is_cut_as_if_alone():
     check_cover(plan, table, [1] * 8 + [512], True, -1)
 
 
+@pytest.mark.parametrize(
+    ("kv_len", "qo_len", "mixed"),
+    [
+        ([512], [512], True),  # one round
+        ([2048], [2048], False),  # many short tiles, which hide each other's ends
+        ([2048, 4096], [2048, 1], True),  # beside decode
+        ([8192], [8192], True),  # long tiles
+        ([4096] * 32, [16] * 32, False),  # 64 rows: another kernel
+    ],
+)
+def test_large_tiles_run_beside_decode_tiles_where_that_pays(kv_len, qo_len, mixed):
+    qo_indptr = np.concatenate([[0], np.cumsum(qo_len)]).astype(np.int32)
+    plan = plan_attention(
+        table_of(kv_len), qo_indptr, target=cuda_target(132), num_qo_heads=32, num_kv_heads=8
+    )
+    large = plan.tiles[:, Q_LEN] > 2
+    assert plan._plan.num_large == (np.count_nonzero(large) if mixed else 0)
+    assert not mixed or large[: plan._plan.num_large].all()
+
+
 def test_batch_invariant_chunks_depend_on_the_request_alone():
     def chunks(kv_len, request, slots):
         plan = plan_attention(

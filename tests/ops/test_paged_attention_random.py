@@ -190,7 +190,7 @@ def test_pages_beyond_2_31_elements(stream, rng):
     heads, dim, page_size = 1, 256, 256
     num_pages = 2**31 // (page_size * heads * dim) + 2
     tiles = _ext.AttentionTiles(
-        mx.zeros((0, 8), mx.int32), mx.zeros((1,), mx.int32), None, num_pages * page_size, False, 0, 0
+        mx.zeros((0, 8), mx.int32), mx.zeros((1,), mx.int32), None, num_pages * page_size, False, 0, 0, 0
     )
     nothing = PageTable([0], [], [], page_size)
     options = _ext.AttentionOptions(True, 1.0, -1, 0.0, "NHD")
