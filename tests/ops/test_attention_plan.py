@@ -182,8 +182,10 @@ def test_prefill_beside_decode_is_cut_as_if_alone():
     qo_indptr = np.array([*range(9), 520], np.int32)
     plan = plan_attention(table, qo_indptr, target=cuda_target(132), **heads)
     large, decode = plan.tiles[: plan._plan.num_large], plan.tiles[plan._plan.num_large :]
-    assert (large[:, REQUEST] == 8).all() and (decode[:, REQUEST] < 8).all()
-    assert len(large) == 16 and (large[:, CHUNK] == -1).all()
+    assert (large[:, REQUEST] == 8).all()
+    assert (decode[:, REQUEST] < 8).all()
+    assert len(large) == 16
+    assert (large[:, CHUNK] == -1).all()
     assert (np.bincount(decode[:, REQUEST]) > 1).all()
     check_cover(plan, table, [1] * 8 + [512], True, -1)
 
