@@ -288,6 +288,16 @@ def verify(kernels: Kernels) -> Iterator[dict[str, Any]]:
         )
 
 
+def mixed(kernels: Kernels) -> Iterator[dict[str, Any]]:
+    """A prompt's chunk in one launch with decode rows."""
+    for rows, ctx in ((8, 4096), (64, 1024), (64, 4096), (64, 16384)):
+        for tokens, cached in ((512, 0), (512, 8192), (2048, 0)):
+            launch = Attention(
+                kernels, (32, 8), [ctx] * rows + [tokens + cached], qo_len=[1] * rows + [tokens]
+            )
+            yield launch.record("mixed", decode=rows, ctx=ctx, tokens=tokens, cached=cached)
+
+
 def prefill(kernels: Kernels) -> Iterator[dict[str, Any]]:
     """With the tensor-core rate of cuDNN's attention (the one MLX calls) on contiguous K and V beside it."""
     for tokens, cached in ((512, 0), (2048, 0), (8192, 0), (512, 8192), (2048, 8192)):
@@ -379,7 +389,7 @@ def empty(kernels: Kernels) -> Iterator[dict[str, Any]]:
     yield {"op": "empty kernel", **kernels.time(lambda: kernels("empty"))}
 
 
-SECTIONS = (empty, add_rms_norm, rope_append, merge_states, decode, skewed, verify, cascade, prefill)
+SECTIONS = (empty, add_rms_norm, rope_append, merge_states, decode, skewed, verify, cascade, mixed, prefill)
 
 
 def main() -> None:
