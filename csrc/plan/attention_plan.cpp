@@ -15,7 +15,7 @@ namespace {
 struct Load {
   float cost;     // of one tile that is not cut, in KV tokens of a decode tile
   int32_t tiles;  // query tiles
-  bool large;     // more than PlanTarget::decode_rows query rows each
+  bool large;     // more than kDecodeRows query rows each
 };
 
 int32_t query_tokens(const AttentionProblem& p, int32_t request) {
@@ -151,7 +151,7 @@ std::vector<AttentionTile> longest_first(const std::vector<AttentionTile>& tiles
   return sorted;
 }
 
-/// Costs at which tiles are cut: large ones, and those of up to PlanTarget::decode_rows rows.
+/// Costs at which tiles are cut: large ones, and those of up to kDecodeRows query rows.
 struct ChunkCosts {
   float large, decode;
   bool mixed;  // the launch runs both kinds side by side (PlanTarget::mixed_rows)
@@ -216,7 +216,7 @@ class Builder {
         levels_(levels),
         chunk_(chunk),
         tile_tokens_(tile_tokens),
-        large_tokens_(chunk.mixed ? target.decode_rows / problem.group_size
+        large_tokens_(chunk.mixed ? kDecodeRows / problem.group_size
                                   : std::numeric_limits<int32_t>::max()),
         shared_(problem.batch) {
     plan_.chunks_each = chunks_each;
@@ -422,7 +422,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& 
     loads.push_back(
         {static_cast<float>(tokens) * weight(problem, target, std::min(q_len, tile_tokens)),
          (q_len + tile_tokens - 1) / tile_tokens,
-         std::min(q_len, tile_tokens) * problem.group_size > target.decode_rows});
+         std::min(q_len, tile_tokens) * problem.group_size > kDecodeRows});
   };
   for (const SharedSpan& span : levels.spans) {
     const int32_t pages = span.page_end - span.page_begin;
@@ -445,14 +445,15 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& 
   }
   const ChunkCosts chunk = choose_chunks(problem, target, loads, levels.spans.size(), most_tokens);
   int32_t chunks_each = 0;
-  if (levels.spans.empty() && !problem.batch_invariant && !problem.partial &&
+  if (levels.spans.empty() && !problem.batch_invariant && !problem.partial && !chunk.mixed &&
       most_tokens * problem.group_size <= target.small_rows) {
     chunks_each = equal_chunks(loads, target, problem.num_kv_heads);
   }
   Builder builder(problem, target, levels, chunk, chunks_each, tile_tokens);
   size_t tiles = 0;
   for (const Load& load : loads) {
-    tiles += load.tiles * static_cast<size_t>(1.0f + load.cost / std::max(chunk.decode, 1.0f));
+    const float cut = load.large ? chunk.large : chunk.decode;
+    tiles += load.tiles * static_cast<size_t>(1.0f + load.cost / std::max(cut, 1.0f));
   }
   builder.reserve(tiles, num_q);
   for (const SharedSpan& span : levels.spans) builder.add_shared(span);

@@ -20,7 +20,6 @@ struct PlanTarget {
   int32_t large_slots = 0;         // which this many run at once; 0: `slots`, whatever the tiles
   int32_t mixed_rows = 0;   // a launch with a tile of more query rows may run large tiles beside
                             // decode tiles, each kind on all `slots`; 0: no such kernel
-  int32_t decode_rows = 0;  // most query rows of a decode tile there
   int32_t max_cluster = 0;  // the most chunks of a token that the kernel merges by itself, where
                             // all have as many
 };

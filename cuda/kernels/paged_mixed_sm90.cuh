@@ -26,6 +26,7 @@ struct PagedMixedSm90 {
   static constexpr int kRows = 128, kKeys = 128, kSteps = D / 16;
   using Rows = SwizzledRows<T, D>;
   using Decode = PagedDecode<T, D, 1, 16, 2, PoolMaps>;
+  static_assert(Decode::kColumns == kDecodeRows);
 
   static constexpr int kAlignment = 1024;
   static constexpr int kQueryBytes = kRows * D * sizeof(T);

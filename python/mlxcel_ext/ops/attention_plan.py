@@ -47,7 +47,6 @@ def cuda_target(num_sms: int) -> _ext.PlanTarget:
         small_rows=32,  # more take the ragged kernels, two blocks a multiprocessor
         large_slots=2 * num_sms,
         mixed_rows=64,  # one block a multiprocessor, which runs large tiles and decode tiles
-        decode_rows=8,
         max_cluster=8,  # clusters of 16 take 20 % longer than merging through memory (2026-11-30)
     )
 
