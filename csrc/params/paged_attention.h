@@ -29,7 +29,7 @@ struct AttentionTile {
 static_assert(sizeof(AttentionTile) == 32);
 
 /// Query rows, at most, of a decode tile in a launch that runs large and decode tiles side by side.
-enum : int32_t { kDecodeRows = 8 };
+MLXCEL_CONSTANT int32_t kDecodeRows = 8;
 
 /// Strides are in elements; the last dimension is contiguous. K and V pools have equal strides.
 struct PagedAttentionParams {
