@@ -2,9 +2,9 @@
 
     PYTHONPATH=python:. python benchmarks/decode_streams.py --threads 2 --rounds 4
 
-cpu_generate.py takes the difference of two whole runs, in which the noise of four prefills is as large as the decoding. Here
-a run's rate is streams / the median time between two tokens, once all streams have begun. All engines live in one
-process on one model; rounds take the arms in turn, forwards and backwards. Prints medians and single runs (tokens/s).
+A run's rate is streams / the median time between two tokens, once all streams have begun. Unlike cpu_generate.py, whose
+arms have a process and a model each, all engines live in one process on one model; rounds take the arms in turn,
+forwards and backwards. Prints medians and single runs (tokens/s).
 """
 
 from __future__ import annotations

@@ -46,8 +46,7 @@ struct AttentionOptions {
 /// q                (nnz, num_qo_heads, head_dim)  f32|f16|bf16, any strides; head_dim 64, 80, 96,
 ///                  112, 128, 192 or 256; num_qo_heads = 1 to 32 times num_kv_heads
 /// k_pages, v_pages (num_pages, page_size, num_kv_heads, head_dim) or HND, row-contiguous: a pool
-/// is
-///                  never copied. dtype of q; on CPU also f16 or bf16 beside q in f32
+///                  is never copied. dtype of q; on CPU also f16 or bf16 beside q in f32
 /// sinks            (num_qo_heads) f32, natural-log logits that join the softmax's denominator
 /// Returns out like q and lse (nnz, num_qo_heads) f32, log2, sinks included. A row that sees no
 /// token is 0 and -inf (with a sink: 0 and sink * log2(e)). Accumulates in f32. Throws

@@ -195,15 +195,17 @@ ChunkCosts choose_chunks(const AttentionProblem& problem, const PlanTarget& targ
   }
   // What is cut among large tiles is merged by a launch of its own: longer chunks pay for it.
   if (large) kernel.min_chunk_tokens *= 8;
-  std::vector<Load> kinds[2];
-  for (const Load& load : loads) kinds[load.large].push_back(load);
-  const float slots = static_cast<float>(target.slots) / static_cast<float>(problem.num_kv_heads);
-  if (!may_mix || !pays_mixed(kinds[1], !kinds[0].empty(), slots)) {
-    return alike(choose_chunk(loads, kernel, problem.num_kv_heads));
+  if (may_mix) {
+    std::vector<Load> kinds[2];
+    for (const Load& load : loads) kinds[load.large].push_back(load);
+    const float slots = static_cast<float>(target.slots) / static_cast<float>(problem.num_kv_heads);
+    if (pays_mixed(kinds[1], !kinds[0].empty(), slots)) {
+      kernel.slots = target.slots;
+      return {choose_chunk(kinds[1], kernel, problem.num_kv_heads),
+              choose_chunk(kinds[0], target, problem.num_kv_heads), true};
+    }
   }
-  kernel.slots = target.slots;
-  return {choose_chunk(kinds[1], kernel, problem.num_kv_heads),
-          choose_chunk(kinds[0], target, problem.num_kv_heads), true};
+  return alike(choose_chunk(loads, kernel, problem.num_kv_heads));
 }
 
 /// Emits the tiles of the shared spans, then those of the requests, in turn.

@@ -30,9 +30,7 @@ struct Team {
   __device__ __forceinline__ int thread() const {
     return static_cast<int>(threadIdx.x) - first_warp * kWarp;
   }
-  __device__ __forceinline__ void sync() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-  }
+  __device__ __forceinline__ void sync() const { named_barrier_sync(barrier, threads); }
 };
 
 /// Where a ring of buffers that serves several tiles goes on.
@@ -541,7 +539,7 @@ struct PagedDecode {
     finish(shared, cluster);
   }
 
-  /// One of several tiles in a row, all warps streaming; init_ring has been called before the
+  /// One of several tiles in a row, all warps streaming; the rings' barriers were made before the
   /// first.
   __device__ __forceinline__ void run_next(char* shared, RingPlace& place) {
     stream(place);

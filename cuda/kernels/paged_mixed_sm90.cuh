@@ -84,12 +84,6 @@ struct PagedMixedSm90 {
     return base + static_cast<uint32_t>(kQueryBytes + (2 + fill % 2) * kTileBytes);
   }
 
-  static __device__ __forceinline__ void bar_sync(int barrier, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-  }
-  static __device__ __forceinline__ void bar_arrive(int barrier, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-  }
   static __device__ __forceinline__ bool any_of_all_rows(bool x) {
     int any;
     asm volatile(
@@ -208,7 +202,7 @@ struct PagedMixedSm90 {
       copy_async_commit();
       copy_async_wait<0>();
       fence_shared_proxy();
-      bar_sync(kFirstRows + half, 128);
+      named_barrier_sync(kFirstRows + half, 128);
     }
 
     /// Starts s = Q K^T.
@@ -258,11 +252,11 @@ struct PagedMixedSm90 {
       }
       bool found = false;
       if (view.tile.q_len > 1) {
-        bar_sync(kAllRows, kConsumers);
+        named_barrier_sync(kAllRows, kConsumers);
         found = take_out_nonfinite<T, D, kKeys, Rows, kConsumers>(m.values_of(fill), rank);
       }
       fence_shared_proxy();
-      bar_sync(kAllRows, kConsumers);
+      named_barrier_sync(kAllRows, kConsumers);
       return found;
     }
 
@@ -274,9 +268,11 @@ struct PagedMixedSm90 {
 
     // The halves take turns at the tensor cores. Weights made while products of the same half run
     // as well gain nothing (H200, 2026-11-30: 2.29 us a block of keys, 2.14 so).
-    __device__ __forceinline__ void await_turn() const { bar_sync(kFirstTurn + half, kConsumers); }
+    __device__ __forceinline__ void await_turn() const {
+      named_barrier_sync(kFirstTurn + half, kConsumers);
+    }
     __device__ __forceinline__ void pass_turn() const {
-      bar_arrive(kFirstTurn + 1 - half, kConsumers);
+      named_barrier_arrive(kFirstTurn + 1 - half, kConsumers);
     }
 
     /// One tile; `fill` counts the blocks of keys of all tiles.
@@ -287,7 +283,7 @@ struct PagedMixedSm90 {
       const int origin = view.origin(m.p, kKeys), blocks = view.blocks(origin, kKeys);
       strip.clear();
       if (blocks > 0) {
-        bar_sync(kFirstRows + half, 128);  // no warp reads the Q before
+        named_barrier_sync(kFirstRows + half, 128);  // no warp reads the Q before
         load_query(view, kv_head, rows);
         bool taken_out = stream(view, place, origin, blocks, fill);
         if (view.tile.q_len > 1 && any_of_all_rows(taken_out)) {
@@ -363,7 +359,7 @@ struct PagedMixedSm90 {
     }
     if (consumer.half == 0) consumer.await_turn();  // the turn that nobody takes
     fence_shared_proxy();
-    bar_sync(kAllRows, kConsumers);
+    named_barrier_sync(kAllRows, kConsumers);
   }
 
   // Decode tiles.

@@ -47,8 +47,8 @@ struct RowStrip {
     rescale(keep);
   }
 
-  /// The same without rescaling, which is left to rescale(keep): the values of the keys before may
-  /// still be under way.
+  /// The same without rescaling, which is left to rescale(keep): nothing has been summed before the
+  /// first keys.
   template <int KeyTiles>
   __device__ __forceinline__ void weigh(const PagedAttentionParams& p, const TileView& view,
                                         const LogitScale<>& logit, const StripPlace& place,
@@ -161,8 +161,7 @@ struct RowStrip {
     }
   }
 
-  /// The two rows side by side, and two sums a row: one chain of dependent instructions would take
-  /// longer than the tensor cores' work that it hides behind.
+  /// The two rows side by side, and two sums a row: shorter chains of dependent instructions.
   template <int KeyTiles>
   __device__ __forceinline__ void softmax(float scale, float (&s)[KeyTiles][4], float (&keep)[2]) {
     float m[2] = {-INFINITY, -INFINITY}, base[2], total[4] = {};
