@@ -39,6 +39,9 @@ def cases() -> list[Case]:
     found.append((128, BF16, (8, 2), 16, [1600] * 3, None, 1280))
     found.append((64, BF16, (8, 2), 16, [1600] * 20, None, 1280))
     found.append((128, BF16, (8, 2), 16, [4000], None, 0))
+    # Large tiles and decode tiles in one launch.
+    found.append((128, BF16, (8, 2), 16, [3000, 70, 1], [256, 1, 1], 0))
+    found.append((64, F16, (8, 2), 8, [1500, 1, 300], [200, 1, 1], 0))
     return found
 
 

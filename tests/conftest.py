@@ -52,6 +52,15 @@ def no_late_errors():
         mx.synchronize(mx.default_stream(mx.cpu))
 
 
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    """For what a GPU does otherwise: the CPU as default device."""
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(before)
+
+
 @pytest.fixture(params=DTYPES)
 def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
     return DTYPES[request.param]

@@ -76,7 +76,7 @@ def test_cascade_on_equals_cascade_off_token_for_token(tiny, monkeypatch, batch_
     assert counters["mlxcel_cascade_failures_total"] == {}
 
 
-def test_the_default_costs_share_a_prompt_of_700_tokens(tiny):
+def test_the_default_costs_of_a_cpu_share_a_prompt_of_700_tokens(tiny, on_cpu):
     threads = num_threads()
     set_num_threads(1)  # many would be done before a merge pays
     try:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Iterator
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -185,15 +183,7 @@ def test_the_pool_is_sized_by_bytes_pages_or_the_context(tiny: LoadedModel) -> N
         EngineConfig(page_size=12)
 
 
-@pytest.fixture
-def on_cpu() -> Iterator[None]:
-    """16-bit pages under float32 activations are the CPU's alone."""
-    before = mx.default_device()
-    mx.set_default_device(mx.cpu)
-    yield
-    mx.set_default_device(before)
-
-
+# 16-bit pages under float32 activations are the CPU's alone.
 @pytest.mark.parametrize(("name", "item"), [("auto", 2), ("float16", 2), ("bfloat16", 2), ("float32", 4)])
 def test_pages_have_the_dtype_that_was_asked_for(
     tiny: LoadedModel, on_cpu: None, name: str, item: int
