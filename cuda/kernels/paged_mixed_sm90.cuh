@@ -13,11 +13,11 @@ namespace mlxcel::cuda {
 /// queues until they are empty.
 ///
 /// A block has four warpgroups. Two consume: 64 query rows of the large tile each, S = Q K^T and
-/// O += P V by warpgroup products. The two take turns at the tensor cores: while the products of
-/// one run, the other makes weights. A warp of the third produces: it copies K and V of the large
-/// tiles into a ring, ahead of the consumers and across the ends of tiles. The fourth runs decode
-/// tiles, and the consumers join it when no large tile is left: always four warps a tile, so that a
-/// tile's bits do not depend on who runs it.
+/// O += P V by warpgroup products; weights of a block of keys are made while the product of those
+/// before them with V runs. A warp of the third produces: it copies K and V of the large tiles into
+/// a ring, ahead of the consumers and across the ends of tiles. The fourth runs decode tiles, and
+/// the consumers join it when no large tile is left: always four warps a tile, so that a tile's
+/// bits do not depend on who runs it.
 template <class T, int D>
 struct PagedMixedSm90 {
   static constexpr int kThreads = 512, kConsumers = 256, kConsumerWarps = 8, kDecodeWarps = 4;
@@ -36,7 +36,7 @@ struct PagedMixedSm90 {
   static constexpr int kSharedBytes = kAlignment + kLargeBytes + Decode::block_bytes(kDecodeWarps);
 
   // Named barriers; 0 is the whole block's.
-  enum Barrier { kFirstRows = 1, kSecondRows, kAllRows, kFirstTurn, kSecondTurn, kDecodeTeam };
+  enum Barrier { kFirstRows = 1, kSecondRows, kAllRows, kDecodeTeam };
 
   /// What a block keeps in shared memory besides the tiles.
   struct Control {
@@ -171,7 +171,8 @@ struct PagedMixedSm90 {
 
   struct Consumer {
     const PagedMixedSm90& m;
-    const int half;  // which 64 of the rows
+    const int half;        // which 64 of the rows
+    const uint32_t query;  // where they are in shared memory
     RowStrip<T, D> strip;
     float s[kKeys / 8][4];
     uint32_t weights[kKeys / 16][4];
@@ -208,12 +209,12 @@ struct PagedMixedSm90 {
     /// Starts s = Q K^T.
     __device__ __forceinline__ void start_scores(int fill) {
       float (&flat)[kKeys / 2] = reinterpret_cast<float (&)[kKeys / 2]>(s);
-      const uint32_t q = m.base + half * 8 * Rows::kGroupBytes, k = m.keys_of(fill);
+      const uint64_t q = matrix_descriptor(query, Rows::kGroupBytes, 0);
+      const uint64_t k = matrix_descriptor(m.keys_of(fill), Rows::kGroupBytes, 0);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        const uint32_t at = step / 4 * Rows::kBlockBytes + step % 4 * 32;
-        wgmma_64x128<T>(flat, matrix_descriptor(q + at, Rows::kGroupBytes, 0),
-                        matrix_descriptor(k + at, Rows::kGroupBytes, 0), step > 0);
+        const int at = step / 4 * Rows::kBlockBytes + step % 4 * 32;
+        wgmma_64x128<T>(flat, descriptor_at(q, at), descriptor_at(k, at), step > 0);
       }
       wgmma_commit();
     }
@@ -221,12 +222,10 @@ struct PagedMixedSm90 {
     /// Starts o += weights V.
     __device__ __forceinline__ void start_values(int fill) {
       float (&flat)[D / 2] = reinterpret_cast<float (&)[D / 2]>(strip.o);
-      const uint32_t v = m.values_of(fill);
+      const uint64_t v = matrix_descriptor(m.values_of(fill), Rows::kGroupBytes, Rows::kBlockBytes);
 #pragma unroll
       for (int step = 0; step < kKeys / 16; ++step) {
-        wgmma_add<T>(flat, weights[step],
-                     matrix_descriptor(v + step * 2 * Rows::kGroupBytes, Rows::kGroupBytes,
-                                       Rows::kBlockBytes));
+        wgmma_add<T>(flat, weights[step], descriptor_at(v, step * 2 * Rows::kGroupBytes));
       }
       wgmma_commit();
     }
@@ -266,15 +265,6 @@ struct PagedMixedSm90 {
       return !view.all_see(m.p, slot, slot + kKeys) && clean_values(view, slot, fill);
     }
 
-    // The halves take turns at the tensor cores. Weights made while products of the same half run
-    // as well gain nothing (H200, 2026-11-30: 2.29 us a block of keys, 2.14 so).
-    __device__ __forceinline__ void await_turn() const {
-      named_barrier_sync(kFirstTurn + half, kConsumers);
-    }
-    __device__ __forceinline__ void pass_turn() const {
-      named_barrier_arrive(kFirstTurn + 1 - half, kConsumers);
-    }
-
     /// One tile; `fill` counts the blocks of keys of all tiles.
     __device__ __forceinline__ void run(int item, int& fill) {
       const TileView view(m.p, m.a, item / m.p.num_kv_heads);
@@ -310,19 +300,25 @@ struct PagedMixedSm90 {
       for (int block = 1; block < blocks; ++block) {
         const int fill = first + block, slot = origin + block * kKeys;
         barrier_wait(at(m.control.keys_full[fill % 2]), fill / 2 & 1);
-        taken_out |= await_values(view, slot - kKeys, fill - 1);
-        await_turn();
         wgmma_begin();
         start_scores(fill);
+        taken_out |= await_values(view, slot - kKeys, fill - 1);
+        wgmma_begin();
         start_values(fill - 1);
-        wgmma_wait<0>();
+        wgmma_wait<1>();
         hold_scores();
-        hold_values();
-        pass_turn();
         release(m.control.keys_empty, fill);
+        // Weights are made while the product with V runs. The wait for it stands in the branches,
+        // or the compiler would move it up to where these begin.
+        if (strip.weigh(m.p, view, logit, place, slot, s, keep)) {
+          wgmma_wait<0, 1>();
+          hold_values();
+          strip.rescale(keep);
+        } else {
+          wgmma_wait<0, 2>();
+          hold_values();
+        }
         release(m.control.values_empty, fill - 1);
-        strip.weigh(m.p, view, logit, place, slot, s, keep);
-        strip.rescale(keep);
         pack_all();
       }
       const int last = first + blocks - 1;
@@ -346,18 +342,22 @@ struct PagedMixedSm90 {
   };
 
   __device__ __forceinline__ void consume() const {
-    Consumer consumer{*this, warp / 4 - 2};
-    if (consumer.half == 1) consumer.pass_turn();
+    const int half = warp / 4 - 2;
+    // Said to be the same in all lanes: else the compiler moves each descriptor from the lanes.
+    const uint32_t query = base + half * 8 * Rows::kGroupBytes;
+    Consumer consumer{*this, half, __shfl_sync(0xffffffffu, query, 0)};
     int fill = 0;
     for (int n = 0;; ++n) {
       barrier_wait(at(control.item_full[n % 2]), n / 2 & 1);
-      const int item = control.item[n % 2];
-      __syncwarp();
-      if (lane == 0) barrier_arrive(at(control.item_empty[n % 2]));
+      int item = 0;
+      if (lane == 0) {
+        item = control.item[n % 2];
+        barrier_arrive(at(control.item_empty[n % 2]));
+      }
+      item = __shfl_sync(0xffffffffu, item, 0);
       if (item < 0) break;
       consumer.run(item, fill);
     }
-    if (consumer.half == 0) consumer.await_turn();  // the turn that nobody takes
     fence_shared_proxy();
     named_barrier_sync(kAllRows, kConsumers);
   }

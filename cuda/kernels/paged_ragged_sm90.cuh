@@ -117,24 +117,22 @@ struct PagedRaggedSm90 {
   /// Starts s = Q K^T of a block for 64 rows.
   __device__ __forceinline__ void start_scores(int half, int block) {
     float (&flat)[kKeys / 2] = reinterpret_cast<float (&)[kKeys / 2]>(s[half]);
-    const uint32_t q = base + half * 8 * Rows::kGroupBytes, k = keys_of(block);
+    const uint64_t q = matrix_descriptor(base + half * 8 * Rows::kGroupBytes, Rows::kGroupBytes, 0);
+    const uint64_t k = matrix_descriptor(keys_of(block), Rows::kGroupBytes, 0);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const uint32_t at = step / 4 * Rows::kBlockBytes + step % 4 * 32;
-      wgmma_64x64<T>(flat, matrix_descriptor(q + at, Rows::kGroupBytes, 0),
-                     matrix_descriptor(k + at, Rows::kGroupBytes, 0), step > 0);
+      const int at = step / 4 * Rows::kBlockBytes + step % 4 * 32;
+      wgmma_64x64<T>(flat, descriptor_at(q, at), descriptor_at(k, at), step > 0);
     }
   }
 
   /// Starts o += weights V of a block.
   __device__ __forceinline__ void start_values(int half, int block) {
     float (&flat)[D / 2] = reinterpret_cast<float (&)[D / 2]>(strips[half].o);
-    const uint32_t v = values_of(block);
+    const uint64_t v = matrix_descriptor(values_of(block), Rows::kGroupBytes, Rows::kBlockBytes);
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
-      wgmma_add<T>(flat, weights[half][step],
-                   matrix_descriptor(v + step * 2 * Rows::kGroupBytes, Rows::kGroupBytes,
-                                     Rows::kBlockBytes));
+      wgmma_add<T>(flat, weights[half][step], descriptor_at(v, step * 2 * Rows::kGroupBytes));
     }
   }
 

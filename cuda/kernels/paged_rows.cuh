@@ -21,7 +21,7 @@ template <class T, int D>
 struct RowStrip {
   static constexpr int kValueTiles = D / 8;
   float o[kValueTiles][4];
-  float max[2], sum[2];  // sum: of this lane's columns alone
+  float max[2], sum[2];  // max: what weights are relative to; sum: of this lane's columns alone
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -43,14 +43,13 @@ struct RowStrip {
                                         const LogitScale<>& logit, const StripPlace& place,
                                         int slot, float (&s)[KeyTiles][4]) {
     float keep[2];
-    weigh(p, view, logit, place, slot, s, keep);
-    rescale(keep);
+    if (weigh(p, view, logit, place, slot, s, keep)) rescale(keep);
   }
 
-  /// The same without rescaling, which is left to rescale(keep): nothing has been summed before the
-  /// first keys.
+  /// The same, but returns whether the sums have to be rescaled, which is left to rescale(keep):
+  /// the sum of the keys before may still be on its way.
   template <int KeyTiles>
-  __device__ __forceinline__ void weigh(const PagedAttentionParams& p, const TileView& view,
+  __device__ __forceinline__ bool weigh(const PagedAttentionParams& p, const TileView& view,
                                         const LogitScale<>& logit, const StripPlace& place,
                                         int slot, float (&s)[KeyTiles][4], float (&keep)[2]) {
     // The scale is folded into the exponent unless the logits are capped (or scaled by a negative
@@ -64,12 +63,10 @@ struct RowStrip {
       }
     }
     if (!view.all_see(p, slot, slot + 8 * KeyTiles)) mask(p, view, place, slot, s);
-    softmax(plain ? logit.scale : 1.0f, s, keep);
+    return softmax(plain ? logit.scale : 1.0f, s, keep);
   }
 
   __device__ __forceinline__ void rescale(const float (&keep)[2]) {
-    // Past the first few tiles the maxima seldom move.
-    if (!__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) return;
 #pragma unroll
     for (int n = 0; n < kValueTiles; ++n) {
 #pragma unroll
@@ -161,9 +158,16 @@ struct RowStrip {
     }
   }
 
-  /// The two rows side by side, and two sums a row: shorter chains of dependent instructions.
+  /// Weights are relative to a logit of the row that is at most kHeadroom below the largest so far
+  /// (in powers of two: up to 256, which f16 holds, and 16-bit weights round alike at any size). So
+  /// past the first keys it seldom moves, and lanes need not ask each other for the row's largest:
+  /// shuffles pass through shared memory's port, where they wait behind the operands of the
+  /// products (some 150 cycles each, H200, 2026-11-30). A row moves by its own logits alone.
+  static constexpr float kHeadroom = 8.0f;
+
+  /// Products to weights; returns whether a row of the warp moved, and then by which factors.
   template <int KeyTiles>
-  __device__ __forceinline__ void softmax(float scale, float (&s)[KeyTiles][4], float (&keep)[2]) {
+  __device__ __forceinline__ bool softmax(float scale, float (&s)[KeyTiles][4], float (&keep)[2]) {
     float m[2] = {-INFINITY, -INFINITY}, base[2], total[4] = {};
 #pragma unroll
     for (int n = 0; n < KeyTiles; ++n) {
@@ -172,19 +176,12 @@ struct RowStrip {
         m[half] = fmaxf(m[half], fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
       }
     }
-#pragma unroll
-    for (int step = 1; step < 4; step *= 2) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        m[half] = fmaxf(m[half], __shfl_xor_sync(0xffffffffu, m[half], step));
-      }
-    }
+    const bool above = m[0] * scale > max[0] + kHeadroom || m[1] * scale > max[1] + kHeadroom;
+    const bool moves = __any_sync(0xffffffffu, above);
+    if (moves) move(scale, m, keep);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      m[half] = fmaxf(max[half], m[half] * scale);
-      keep[half] = weight_of(max[half], m[half]);
-      max[half] = m[half];
-      base[half] = m[half] == -INFINITY ? 0.0f : m[half];  // all masked: weights 0, not NaN
+      base[half] = max[half] == -INFINITY ? 0.0f : max[half];  // all masked: weights 0, not NaN
     }
 #pragma unroll
     for (int n = 0; n < KeyTiles; ++n) {
@@ -195,8 +192,22 @@ struct RowStrip {
       }
     }
 #pragma unroll
+    for (int half = 0; half < 2; ++half) sum[half] += total[half * 2] + total[half * 2 + 1];
+    return moves;
+  }
+
+  /// Moves the rows that have a logit above their headroom to their largest, given each lane's.
+  __device__ __forceinline__ void move(float scale, const float (&lane_max)[2], float (&keep)[2]) {
+#pragma unroll
     for (int half = 0; half < 2; ++half) {
-      sum[half] = sum[half] * keep[half] + (total[half * 2] + total[half * 2 + 1]);
+      float m = lane_max[half];
+#pragma unroll
+      for (int step = 1; step < 4; step *= 2) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, step));
+      m *= scale;
+      if (!(m > max[half] + kHeadroom)) m = max[half];
+      keep[half] = weight_of(max[half], m);
+      max[half] = m;
+      sum[half] *= keep[half];
     }
   }
 };

@@ -15,6 +15,13 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t shared, int group
          (static_cast<uint64_t>(leading >> 4) << 16) | ((shared & 0x3ffff) >> 4);
 }
 
+/// The same operand `bytes` further on: an addition to the low word alone, since addresses of
+/// shared memory do not carry out of it.
+__device__ __forceinline__ uint64_t descriptor_at(uint64_t descriptor, int bytes) {
+  const uint32_t low = static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(bytes >> 4);
+  return (descriptor & 0xffffffff00000000) | low;
+}
+
 __device__ __forceinline__ void wgmma_begin() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -23,9 +30,11 @@ __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-template <int Pending>
+/// Waits until at most `Pending` groups of products run. Calls in two branches differ in `Branch`:
+/// the compiler would make one of them, ahead of the branch.
+template <int Pending, int Branch = 0>
 __device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %0;  // %1" ::"n"(Pending), "n"(Branch) : "memory");
 }
 
 /// Ties registers that a product in flight writes to this point of the program.
