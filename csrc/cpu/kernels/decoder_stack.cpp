@@ -59,6 +59,7 @@ class Run {
     const size_t sum = add(rows_, hidden), normed = add(rows_, hidden);
     const size_t q_rot = add(rows_, q_row_), attended = add(rows_, q_row_);
     const size_t lse = memory_.add(rows_ * params.rope.num_qo_heads * sizeof(float));
+    const size_t rotations = memory_.add(rows_ * params.rope.rotary_dim * sizeof(float));
     const size_t qkv = add(rows_, qkv_row_);
     memory_.share_from(qkv);  // which attention has used up when the first part begins
     const size_t branch = add(rows_in_part_, hidden);
@@ -70,6 +71,7 @@ class Run {
     q_rot_ = memory_.at(q_rot);
     attended_ = memory_.at(attended);
     lse_ = memory_.at(lse);
+    rotations_ = reinterpret_cast<float*>(memory_.at(rotations));
     qkv_ = memory_.at(qkv);
     branch_ = memory_.at(branch);
     gate_up_ = memory_.at(gate_up);
@@ -78,6 +80,7 @@ class Run {
 
   void layers(std::span<const DecoderLayerArrays> layers, std::span<const PagePair> pages) {
     norm(arrays_.hidden, layers[0].input_norm, normed_);
+    rope_rotations(params_.rope, arrays_.positions, arrays_.inv_freq, rotations_);
     for (size_t i = 0; i < layers.size(); ++i) {
       const bool last = i + 1 == layers.size();
       attend(layers[i], pages[i]);
@@ -101,8 +104,8 @@ class Run {
       norm_heads(layer.q_norm, qkv_, rope.num_qo_heads);
       norm_heads(layer.k_norm, k, rope.num_kv_heads);
     }
-    rope_append(rope, {qkv_, k, v, qkv_row_, qkv_row_, arrays_.slots, arrays_.positions,
-                       arrays_.inv_freq, q_rot_, pages.k, pages.v});
+    rope_append(rope, {qkv_, k, v, qkv_row_, qkv_row_, arrays_.slots, rotations_, q_rot_, pages.k,
+                       pages.v});
     PagedAttentionParams attention = params_.attention;
     attention.window_left = layer.window_left;
     AttentionInputs in = arrays_.attention;
@@ -204,6 +207,7 @@ class Run {
   char *sum_, *normed_;                   // (rows, hidden)
   char *q_rot_, *attended_, *qkv_;        // (rows, their own)
   char* lse_;                             // (rows, num_qo_heads)
+  float* rotations_;                      // (rows, rotary_dim)
   char *branch_, *gate_up_, *activated_;  // (rows_in_part, their own)
 };
 
