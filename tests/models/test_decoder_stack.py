@@ -83,6 +83,16 @@ def test_a_prompt_of_several_parts_has_the_bits_of_the_single_ops(folder, monkey
     assert mx.array_equal(run(stacked), run(load(folder, progress=False).model))
 
 
+@pytest.mark.parametrize("fused", ["on", "off"])
+def test_the_layout_of_pages_changes_no_bit(folder, fused, monkeypatch):
+    monkeypatch.setenv("MLXCEL_FUSED_LAYERS", fused)
+    model = load(folder, progress=False).model
+    assert model.kv_layout == "HND"
+    got = run(model)
+    model.kv_layout = "NHD"
+    assert mx.array_equal(got, run(model))
+
+
 @pytest.fixture(scope="module")
 def stacked(tmp_path_factory) -> Model:
     path = tmp_path_factory.mktemp("llama")
