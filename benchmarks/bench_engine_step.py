@@ -46,6 +46,7 @@ class ConstantModel:
 
     dtype = mx.float32
     attention_path = "fused_v2"
+    kv_layout = "NHD"
 
     def __init__(self) -> None:
         self.config = SimpleNamespace(

@@ -89,7 +89,8 @@ class WithoutPrefill:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self.config, self.dtype, self.attention_path = model.config, model.dtype, model.attention_path
+        self.config, self.dtype = model.config, model.dtype
+        self.attention_path, self.kv_layout = model.attention_path, model.kv_layout
 
     def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: Any) -> mx.array:
         if batch.qo_indptr is None:

@@ -34,11 +34,12 @@ void bind_decoder_stack(nb::module_& m) {
            "Whether a GPU has kernels for steps of so many tokens, all of which have logits.")
       .def("__call__", &DecoderStack::operator(), "hidden"_a, "k_pages"_a, "v_pages"_a, "slots"_a,
            "positions"_a, "table"_a, "tiles"_a, "logit_rows"_a.none(), nb::kw_only(),
-           "stream"_a = nb::none(),
+           "kv_layout"_a = "NHD", "stream"_a = nb::none(),
            nb::sig("def __call__(self, hidden: mlx.core.array, k_pages: list[mlx.core.array], "
                    "v_pages: list[mlx.core.array], slots: mlx.core.array, positions: "
                    "mlx.core.array, table: AttentionTable, tiles: AttentionTiles, logit_rows: "
-                   "mlx.core.array | None, *, stream: mlx.core.StreamOrDevice = None) -> "
+                   "mlx.core.array | None, *, kv_layout: str = 'NHD', stream: "
+                   "mlx.core.StreamOrDevice = None) -> "
                    "list[mlx.core.array]"));
 }
 

@@ -134,7 +134,7 @@ Arrays DecoderStack::operator()(const mx::array& hidden, const Arrays& k_pages,
                                 const mx::array& positions, const AttentionTable& table,
                                 const AttentionTiles& tiles,
                                 const std::optional<mx::array>& logit_rows,
-                                mx::StreamOrDevice s_) const {
+                                const std::string& kv_layout, mx::StreamOrDevice s_) const {
   const Weights& w = *weights_;
   check_ndim(kOp, "hidden", hidden, 2, "[tokens, hidden size]");
   const int tokens = hidden.shape(0);
@@ -157,12 +157,13 @@ Arrays DecoderStack::operator()(const mx::array& hidden, const Arrays& k_pages,
     }
   }
   for (size_t i = 0; i < k_pages.size(); ++i) {
-    pool_layout(kOp, k_pages[i], v_pages[i], "NHD");
+    pool_layout(kOp, k_pages[i], v_pages[i], kv_layout);
     check_shape(kOp, "k_pages", k_pages[i], k_pages[0].shape());
     check_dtype(kOp, "k_pages", k_pages[i], k_pages[0].dtype());
   }
   const mx::array q = stand_in({tokens, w.shape.num_qo_heads, w.shape.head_dim}, hidden.dtype());
   AttentionOptions options;
+  options.kv_layout = kv_layout;
   options.sm_scale = 1.0f / std::sqrt(static_cast<float>(w.shape.head_dim));
   const mx::Stream s = mx::to_stream(s_);
   const PagedAttentionParams attention = attention_params(kOp, q, k_pages[0], v_pages[0], table,

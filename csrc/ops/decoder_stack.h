@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ops/linear.h"
@@ -50,7 +51,7 @@ class DecoderStack {
   DecoderStack(std::vector<DecoderLayer> layers, const mx::array& final_norm,
                const mx::array& inv_freq, const DecoderShape& shape);
 
-  /// hidden (tokens, hidden size), pools of each layer (NHD; on CPU they
+  /// hidden (tokens, hidden size), pools of each layer (kv_layout "NHD" or "HND"; on CPU they
   /// may be f16 or bf16 beside f32 activations), slots and positions (tokens) int32,
   /// logit_rows int32: tokens that go on behind the last attention. Returns the normed output
   /// (len(logit_rows), hidden size), then k_pages and v_pages of each layer, which share the
@@ -58,7 +59,7 @@ class DecoderStack {
   Arrays operator()(const mx::array& hidden, const Arrays& k_pages, const Arrays& v_pages,
                     const mx::array& slots, const mx::array& positions, const AttentionTable& table,
                     const AttentionTiles& tiles, const std::optional<mx::array>& logit_rows,
-                    mx::StreamOrDevice s = {}) const;
+                    const std::string& kv_layout, mx::StreamOrDevice s = {}) const;
 
   /// Whether a GPU has kernels for steps of so many tokens, all of which have logits.
   bool runs_on_gpu(int tokens) const;

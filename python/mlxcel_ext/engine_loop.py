@@ -60,7 +60,13 @@ class EngineLoop:
             num_pages * config.page_size,
         )
         self._kv = KVPool(
-            shape.num_layers, num_pages, config.page_size, shape.num_kv_heads, shape.head_dim, dtype
+            shape.num_layers,
+            num_pages,
+            config.page_size,
+            shape.num_kv_heads,
+            shape.head_dim,
+            dtype,
+            model.kv_layout,
         )
         self.allocator = PageAllocator(num_pages)
         self.tree = None

@@ -34,6 +34,7 @@ class RunnableModel(Protocol):
     config: ModelConfig
     dtype: mx.Dtype
     attention_path: str
+    kv_layout: str
 
     def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: Any) -> mx.array: ...
 

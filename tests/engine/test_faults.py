@@ -228,7 +228,8 @@ def test_rows_with_nan_logits_fail_alone() -> None:
     model = loaded.model
 
     class Nan:
-        config, dtype, attention_path = model.config, model.dtype, model.attention_path
+        config, dtype = model.config, model.dtype
+        attention_path, kv_layout = model.attention_path, model.kv_layout
 
         def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: object) -> mx.array:
             logits = model(tokens, batch, kv)
@@ -299,7 +300,8 @@ def test_an_error_in_the_middle_of_an_evaluation_is_survived() -> None:
     model, armed = loaded.model, [False]
 
     class Refused:
-        config, dtype, attention_path = model.config, model.dtype, model.attention_path
+        config, dtype = model.config, model.dtype
+        attention_path, kv_layout = model.attention_path, model.kv_layout
 
         def __call__(self, tokens: mx.array, batch: AttentionBatch, kv: Any) -> mx.array:
             logits = model(tokens, batch, kv)

@@ -68,6 +68,31 @@ def test_the_stack_has_the_bits_of_the_single_ops(folder, dtype, kv_dtype, monke
     assert mx.array_equal(got, want)
 
 
+def test_a_prompt_of_several_parts_has_the_bits_of_the_single_ops(folder, monkeypatch):
+    """Behind attention at most 384 rows go through a layer at a time."""
+    tokens = (TOKENS * 14)[:801]
+
+    def run(model: Model) -> mx.array:
+        runner = PagedRunner(model, num_pages=100)
+        step = {"a": tokens[:700], "b": tokens[100:]}  # 1401 rows: parts of 351
+        rows = list(range(3, 1401, 2))  # 699: parts of 350
+        return mx.concatenate([runner.step(step, rows=rows), runner.step({"a": tokens[700:], "b": [1]})])
+
+    stacked = load(folder, progress=False).model
+    monkeypatch.setenv("MLXCEL_FUSED_LAYERS", "off")
+    assert mx.array_equal(run(stacked), run(load(folder, progress=False).model))
+
+
+@pytest.mark.parametrize("fused", ["on", "off"])
+def test_the_layout_of_pages_changes_no_bit(folder, fused, monkeypatch):
+    monkeypatch.setenv("MLXCEL_FUSED_LAYERS", fused)
+    model = load(folder, progress=False).model
+    assert model.kv_layout == "HND"
+    got = run(model)
+    model.kv_layout = "NHD"
+    assert mx.array_equal(got, run(model))
+
+
 @pytest.fixture(scope="module")
 def stacked(tmp_path_factory) -> Model:
     path = tmp_path_factory.mktemp("llama")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import mlx.core as mx
 import numpy as np
@@ -50,3 +52,28 @@ def test_logits_equal_mlx_lm(smollm2, smollm2_path):
     got = np.array(PagedRunner(smollm2.model).step({"a": prompt}))
     assert np.abs(got - want).max() <= 1e-3 * np.abs(want).max()
     assert (got.argmax(-1) == want.argmax(-1)).all()
+
+
+MEMORY = """
+import pathlib, sys
+from mlxcel_ext.llm import LLM, SamplingParams
+import mlx.core as mx
+
+def resident(what):
+    return int(pathlib.Path("/proc/self/status").read_text().split(what + ":")[1].split()[0]) * 1024
+
+mx.set_default_device(mx.cpu)
+before = resident("VmRSS")
+llm = LLM(sys.argv[1], num_pages=64, threads=2)
+llm.generate(list(range(512)), SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True))
+print(resident("VmHWM") - before, mx.get_active_memory())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_beside_weights_and_pages(smollm2_path):
+    """Tokenizer, copies while weights are loaded and a prompt's activations: 31 MiB when this was written."""
+    command = [sys.executable, "-c", MEMORY, str(smollm2_path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    peak, active = map(int, found.split())
+    assert peak - active < 40 * 2**20

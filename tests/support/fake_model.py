@@ -27,6 +27,7 @@ class FakeModel:
 
     dtype = mx.float32
     attention_path = "fused_v2"
+    kv_layout = "NHD"
 
     def __init__(
         self, max_len: int = 1024, on_call: Callable[[mx.array, AttentionBatch], None] | None = None

@@ -25,11 +25,13 @@ class PagedRunner:
     ) -> None:
         config = model.config
         shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
+        if model.kv_layout == "HND":
+            shape = (num_pages, config.num_kv_heads, page_size, config.head_dim)
         dtype = kv_dtype or model.dtype  # by default the exact pages
         pools = [[mx.full(shape, float("nan"), dtype) for _ in range(config.num_layers)] for _ in "kv"]
         mx.eval(pools)
         self.model, self.page_size = model, page_size
-        self.kv = SimpleNamespace(k_pages=pools[0], v_pages=pools[1])
+        self.kv = SimpleNamespace(k_pages=pools[0], v_pages=pools[1], layout=model.kv_layout)
         self._free = np.random.default_rng(0).permutation(num_pages).tolist()
         self._pages: dict[str, list[int]] = {}
         self._lengths: dict[str, int] = {}

@@ -9,22 +9,10 @@
 namespace mlxcel::cpu {
 namespace {
 
-constexpr int kMaxHalf = 512;  // rotary_dim / 2; the op allows head_dim up to 1024
-
 struct Rotation {
-  alignas(64) float cos[kMaxHalf];
-  alignas(64) float sin[kMaxHalf];
+  const float* cos;
+  const float* sin;
 };
-
-// The angle is formed and reduced in f64: at position 100,000 an f32 product is off by 0.004
-// radians.
-void fill_rotation(Rotation& r, int32_t position, const float* inv_freq, int half, float scale) {
-  for (int i = 0; i < half; ++i) {
-    const double angle = static_cast<double>(position) * static_cast<double>(inv_freq[i]);
-    r.cos[i] = scale * static_cast<float>(std::cos(angle));
-    r.sin[i] = scale * static_cast<float>(std::sin(angle));
-  }
-}
 
 /// What is rounded to `Out`: finite f32 values beyond its range become the largest of it, since one
 /// infinite key would turn all attention of its request to NaN. Infinities and NaN stay: they are
@@ -90,9 +78,10 @@ void rope_append_tokens(const RopeAppendParams& p, size_t begin, size_t end,
   const T* v = static_cast<const T*>(in.v);
   T* q_rot = static_cast<T*>(in.q_rot);
   Page *k_pages = static_cast<Page*>(in.k_pages), *v_pages = static_cast<Page*>(in.v_pages);
-  Rotation r;
+  const int half = p.rotary_dim / 2;
   for (size_t token = begin; token < end; ++token) {
-    fill_rotation(r, in.positions[token], in.inv_freq, p.rotary_dim / 2, p.scale);
+    const float* cosines = in.rotations + static_cast<int64_t>(token) * 2 * half;
+    const Rotation r{cosines, cosines + half};
     const T* q_token = q + token * in.q_stride;
     T* q_to = q_rot + token * p.num_qo_heads * p.head_dim;
     for (int h = 0; h < p.num_qo_heads; ++h) {

@@ -12,7 +12,8 @@ from ..ops.memory import zeros
 
 
 class KVPool:
-    """Per layer, k_pages and v_pages ``[num_pages, page_size, num_kv_heads, head_dim]``.
+    """Per layer, k_pages and v_pages ``[num_pages, page_size, num_kv_heads, head_dim]``, or with layout "HND"
+    ``[num_pages, num_kv_heads, page_size, head_dim]``.
 
     They are written in place: an op that writes returns new handles of the same buffers, and whoever called
     it stores them here, so that the next step comes after the last one.
@@ -26,12 +27,16 @@ class KVPool:
         num_kv_heads: int,
         head_dim: int,
         dtype: mx.Dtype,
+        layout: str = "NHD",
     ) -> None:
         self.num_pages = num_pages
+        self.layout = layout
         self.page_size = page_size
         self.dtype = dtype
         self._shape = (num_pages, page_size, num_kv_heads, head_dim)
-        self._num_layers = num_layers
+        if layout == "HND":
+            self._shape = (num_pages, num_kv_heads, page_size, head_dim)
+        self._num_layers, self._num_kv_heads = num_layers, num_kv_heads
         self.k_pages: list[mx.array] = []
         self.v_pages: list[mx.array] = []
         self._no_rotation = mx.zeros((0,), mx.float32)
@@ -65,21 +70,29 @@ class KVPool:
 
         An append without rotation is a copy in place, on every backend.
         """
-        _, size, kv_heads, head_dim = self._shape
+        size, kv_heads, head_dim = self.page_size, self._num_kv_heads, self._shape[-1]
         source = mx.array(np.asarray(sources, np.int32))
         slots = np.asarray(targets, np.int32)[:, None] * size + np.arange(size, dtype=np.int32)
         slots_on_device = mx.array(slots.reshape(-1))
         count = slots.size
         nothing = mx.zeros((count, 1, head_dim), self.dtype)
         positions = mx.zeros((count,), mx.int32)
+
+        def tokens(pages: mx.array) -> mx.array:
+            copied = pages[source]
+            return (copied.swapaxes(1, 2) if self.layout == "HND" else copied).reshape(
+                count, kv_heads, head_dim
+            )
+
         for i, (k, v) in enumerate(zip(self.k_pages, self.v_pages, strict=True)):
             _, self.k_pages[i], self.v_pages[i] = rope_append(
                 nothing,
-                k[source].reshape(count, kv_heads, head_dim),
-                v[source].reshape(count, kv_heads, head_dim),
+                tokens(k),
+                tokens(v),
                 k,
                 v,
                 slots_on_device,
                 positions,
                 inv_freq=self._no_rotation,
+                kv_layout=self.layout,
             )

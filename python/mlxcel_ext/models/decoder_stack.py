@@ -14,8 +14,10 @@ from .config import ModelConfig
 
 
 class KVPages(Protocol):
-    """Per layer, the pages of keys and values: [num_pages, page_size, num_kv_heads, head_dim]."""
+    """Per layer, the pages of keys and values, [num_pages, page_size, num_kv_heads, head_dim] where layout is "NHD"
+    and [num_pages, num_kv_heads, page_size, head_dim] where it is "HND"."""
 
+    layout: str
     k_pages: list[mx.array]
     v_pages: list[mx.array]
 
@@ -84,6 +86,7 @@ class DecoderStack:
             table.on_device(plan.qo_indptr),
             plan.on_device(),
             batch.logit_rows,
+            kv_layout=kv.layout,
         )
         kv.k_pages, kv.v_pages = pages[::2], pages[1::2]
         return out

@@ -10,6 +10,7 @@ import mlx.core as mx
 from .. import env
 from ..ops import swiglu
 from ..ops.decoder_stack import DecoderLayer
+from ..ops.device import on_cpu
 from ..ops.memory import use_huge_pages
 from .batch import AttentionBatch
 from .config import ModelConfig
@@ -69,6 +70,9 @@ class Model:
         self._kernels = choose_kernels()
         #: For the counters: "fused_v2", or "gather" where MLXCEL_PAGED_ATTENTION_V2 is off.
         self.attention_path = self._kernels.attention_path
+        #: Of the pages: on CPU a head's keys lie side by side, so that a task reads memory front to back. What falls
+        #: back to MLX's ops knows NHD alone.
+        self.kv_layout = "HND" if self._kernels.all_fused and on_cpu(None) else "NHD"
         hidden = config.hidden_size
         self._embedding = Embedding(*_fields(weights.take(f"{_EMBEDDING}.weight", config.vocab_size, hidden)))
         self._norm = weights.vector("model.norm.weight", hidden, dtype)
@@ -217,6 +221,7 @@ class _Layer:
             inv_freq=self._rope.inv_freq,
             scale=self._rope.scale,
             qo_indptr=batch.qo_indptr,
+            kv_layout=kv.layout,
         )
         kv.k_pages[index], kv.v_pages[index] = k_pages, v_pages
         out = self._kernels.paged_attention(
@@ -227,6 +232,7 @@ class _Layer:
             qo_indptr=batch.qo_indptr,
             window_left=self._window,
             plan=batch.plan,
+            kv_layout=kv.layout,
         )
         assert isinstance(out, mx.array)
         return out.reshape(-1, heads * head_dim)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,6 +75,7 @@ def load(
         source = GGUFWeights(file, config)
         tokenizer = Tokenizer.from_gguf(file.metadata, str(path))
         template = ChatTemplate.from_gguf(file.metadata, tokenizer.special_tokens)
+        file.metadata.clear()  # the vocabulary's strings, before the weights come beside them
     _check_heads(config, path)
     weights = Weights(source)
     config = dataclasses.replace(
@@ -81,10 +83,20 @@ def load(
         tie_word_embeddings=weights.tied(config),
         eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + tokenizer.eos_token_ids)),
     )
-    with reporter(progress, f"loading {path.name}") as step:
+    with reporter(progress, f"loading {path.name}") as step, _no_cache():
         model = build(config, weights, DTYPES[dtype] if dtype != "auto" else default_dtype(), step)
-    mx.clear_cache()  # the buffers that weights were joined and packed from
     return LoadedModel(model, tokenizer, config, name_or_path, template)
+
+
+@contextlib.contextmanager
+def _no_cache() -> Iterator[None]:
+    """MLX lets go of buffers at once: those that weights are joined and packed from fit few others."""
+    mx.clear_cache()
+    limit = mx.set_cache_limit(0)
+    try:
+        yield
+    finally:
+        mx.set_cache_limit(limit)
 
 
 def _check_heads(config: ModelConfig, path: pathlib.Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -52,8 +52,9 @@ class Tokenizer:
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         #: Most characters that one token can stand for: a text of n times as many has more than n tokens.
         self.max_token_chars = max(map(len, vocabulary), default=1)
-        self._bytes = _byte_table(tokenizer)
-        self._strips_first_space = self._bytes is not None and _strips_first_space(tokenizer)
+        self._to_bytes = _speller(tokenizer)
+        self._bytes: dict[int, bytes] = {}  # of the tokens that were asked for: few of a vocabulary ever are
+        self._strips_first_space = self._to_bytes is not None and _strips_first_space(tokenizer)
 
     @classmethod
     def from_folder(cls, folder: pathlib.Path) -> Tokenizer:
@@ -122,9 +123,18 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; they need not be whole characters. Empty outside the vocabulary."""
-        if self._bytes is not None:
-            return self._bytes.get(token_id, b"")
-        return self.decode([token_id], skip_special_tokens=False).encode("utf-8")
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._spell(token_id)
+        return found
+
+    def _spell(self, token_id: int) -> bytes:
+        token = self.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._to_bytes is None:
+            return self.decode([token_id], skip_special_tokens=False).encode("utf-8")
+        return self._to_bytes(token)
 
     def is_special(self, token_id: int) -> bool:
         """Whether a token is a control token, which `skip_special_tokens` leaves out."""
@@ -152,9 +162,9 @@ class DecodeStream:
         tokenizer = self._tokenizer
         if self._skip_special and token_id in tokenizer._special_ids:
             return None
-        if tokenizer._bytes is None:
+        if tokenizer._to_bytes is None:
             return self._by_text.step(tokenizer.backend, token_id)
-        text = self._utf8.decode(tokenizer._bytes.get(token_id, b""))
+        text = self._utf8.decode(tokenizer.token_bytes(token_id))
         if self._at_start and text:
             self._at_start = False
             text = text.removeprefix(" ")
@@ -165,19 +175,18 @@ class DecodeStream:
         return self._utf8.decode(b"", final=True)
 
 
-def _byte_table(tokenizer: tokenizers.Tokenizer) -> dict[int, bytes] | None:
-    """Bytes of each token, for the two kinds of decoders that work byte by byte; None for others."""
+def _speller(tokenizer: tokenizers.Tokenizer) -> Callable[[str], bytes] | None:
+    """From a token's spelling to its bytes, for the two kinds of decoders that work byte by byte; None for others."""
     kinds = {part["type"] for part in _decoder_parts(tokenizer)}
-    vocab = tokenizer.get_vocab(with_added_tokens=True)
     if kinds == {"ByteLevel"}:
-        byte_of = gguf_tokenizer.byte_of_char()
-        return {i: _byte_level(token, byte_of) for token, i in vocab.items()}
+        return _byte_level
     if "ByteFallback" in kinds and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
-        return {i: _byte_fallback(token) for token, i in vocab.items()}
+        return _byte_fallback
     return None
 
 
-def _byte_level(token: str, byte_of: Mapping[str, int]) -> bytes:
+def _byte_level(token: str) -> bytes:
+    byte_of = gguf_tokenizer.byte_of_char()
     try:
         return bytes([byte_of[c] for c in token])
     except KeyError:  # an added token that is spelled as plain text

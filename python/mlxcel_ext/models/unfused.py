@@ -57,8 +57,10 @@ def rope_append(
     inv_freq: mx.array,
     qo_indptr: npt.NDArray[np.int32] | None = None,
     scale: float = 1.0,
+    kv_layout: str = "NHD",
 ) -> tuple[mx.array, mx.array, mx.array]:
     """NeoX rotation and scattered writes. MLX copies a pool that anybody else still holds."""
+    _check_layout(kv_layout)
     half = inv_freq.shape[0]
     angle = positions[:, None, None].astype(mx.float32) * inv_freq
     cos, sin = scale * mx.cos(angle), scale * mx.sin(angle)
@@ -81,6 +83,11 @@ def rope_append(
     return rotate(q), write(k_pages, rotate(k)), write(v_pages, v)
 
 
+def _check_layout(kv_layout: str) -> None:
+    if kv_layout != "NHD":
+        raise ValueError(f"[unfused] pages must be NHD, got {kv_layout}.")
+
+
 def gather_attention(
     q: mx.array,
     k_pages: mx.array,
@@ -90,9 +97,11 @@ def gather_attention(
     qo_indptr: npt.NDArray[np.int32] | None = None,
     window_left: int = -1,
     plan: AttentionPlan | None = None,
+    kv_layout: str = "NHD",
 ) -> mx.array:
     """Gathers each request's pages and calls MLX's attention on them, one request after another."""
     del plan
+    _check_layout(kv_layout)
     starts = np.arange(len(table.kv_len) + 1) if qo_indptr is None else qo_indptr
     out = []
     for request, kv_len in enumerate(int(n) for n in table.kv_len):
