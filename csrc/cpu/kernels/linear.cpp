@@ -24,6 +24,12 @@ constexpr int64_t kGrainProducts = 1 << 17;
 /// Rows of x packed at a time: a dequantized panel serves this many, which makes its cost small
 /// (about 8 rows' worth), while the scratch stays below kMaxRows * k floats.
 constexpr int64_t kMaxRows = 384;
+/// Rows a thread from which on each takes rows of its own where there is nothing to unpack: fewer
+/// would read the weights too often.
+constexpr int64_t kOwnRows = 128;
+/// Groups of columns that a task computes block by block of k: so many pass over a block of x while
+/// it is in L2.
+constexpr int64_t kMaxGroups = 4;
 
 LinearKernels choose_kernels(const LinearParams& params) {
   auto choose = &linear_kernels;
@@ -109,25 +115,56 @@ void few(const LinearKernels& kernels, const LinearParams& params, const LinearA
   });
 }
 
-void many(const LinearKernels& kernels, const LinearParams& params, const LinearArrays& arrays) {
+/// Groups of columns [begin, end) of the packed rows [first, first + rows), groups_each at a time.
+void multiply_groups(const LinearKernels& kernels, const LinearParams& params,
+                     const LinearArrays& arrays, const PackedX& packed, int64_t first, int rows,
+                     int64_t begin, int64_t end, int64_t groups_each) {
+  const Scratch totals = scratch(rows * groups_each * kGroupRows);
+  const Scratch panels = scratch(kernels.panel_bytes / int64_t{sizeof(float)});
+  for (int64_t group = begin; group < end; group += groups_each) {
+    const int64_t columns = std::min(groups_each, end - group) * kGroupRows;
+    kernels.many_rows(params, arrays, packed.x.get(), packed.sums, first, rows,
+                      static_cast<int>(group) * kGroupRows, static_cast<int>(columns), totals.get(),
+                      panels.get());
+  }
+}
+
+/// Each thread takes rows of its own, so that no line of packed x or of out moves between cores.
+void many_by_rows(const LinearKernels& kernels, const LinearParams& params,
+                  const LinearArrays& arrays) {
+  const int64_t threads = num_threads();
+  const int64_t parts = (params.rows + kMaxRows * threads - 1) / (kMaxRows * threads) * threads;
+  parallel_for(parts, 1, [&](size_t begin, size_t end) {
+    const PackedX packed(params, (params.rows + parts - 1) / parts);
+    for (int64_t part = begin; part < static_cast<int64_t>(end); ++part) {
+      const int64_t first = params.rows * part / parts;
+      const int rows = static_cast<int>(params.rows * (part + 1) / parts - first);
+      kernels.pack_many(params, arrays, first, rows, 0, rows, packed.x.get(), packed.sums);
+      multiply_groups(kernels, params, arrays, packed, first, rows, 0, num_groups(params.n),
+                      kMaxGroups);
+    }
+  });
+}
+
+/// The threads share packed rows and divide the columns.
+void many_by_columns(const LinearKernels& kernels, const LinearParams& params,
+                     const LinearArrays& arrays) {
   // Equal parts, so that the last one is not a thin one.
   const int64_t parts = (params.rows + kMaxRows - 1) / kMaxRows;
   const int64_t rows_in_part = (params.rows + parts - 1) / parts;
   const PackedX packed(params, rows_in_part);
   const int64_t groups = num_groups(params.n);
+  const int64_t groups_each = std::clamp<int64_t>(groups / (4 * num_threads()), 1, kMaxGroups);
   for (int64_t first = 0; first < params.rows; first += rows_in_part) {
     const int rows = static_cast<int>(std::min(rows_in_part, params.rows - first));
     parallel_for(rows, 65536 / params.k + 1, [&](size_t begin, size_t end) {
       kernels.pack_many(params, arrays, first, rows, static_cast<int>(begin), static_cast<int>(end),
                         packed.x.get(), packed.sums);
     });
-    parallel_for(groups, 1, [&](size_t begin, size_t end) {
-      const Scratch totals = scratch(int64_t{rows} * kGroupRows);
-      const Scratch panels = scratch(kernels.panel_bytes / int64_t{sizeof(float)});
-      for (size_t group = begin; group < end; ++group) {
-        kernels.many_rows(params, arrays, packed.x.get(), packed.sums, first, rows,
-                          static_cast<int>(group) * kGroupRows, totals.get(), panels.get());
-      }
+    parallel_for((groups + groups_each - 1) / groups_each, 1, [&](size_t begin, size_t end) {
+      multiply_groups(kernels, params, arrays, packed, first, rows,
+                      static_cast<int64_t>(begin) * groups_each,
+                      std::min(groups, static_cast<int64_t>(end) * groups_each), groups_each);
     });
   }
 }
@@ -140,8 +177,10 @@ void linear(const LinearParams& params, const LinearArrays& arrays) {
   if (params.rows <= kFewRows) {
     few(kernels, params, arrays, num_groups(params.n), 1,
         [](int64_t i, const auto& columns) { columns(i); });
+  } else if (params.format == WeightFormat::f32 && params.rows >= kOwnRows * num_threads()) {
+    many_by_rows(kernels, params, arrays);
   } else {
-    many(kernels, params, arrays);
+    many_by_columns(kernels, params, arrays);
   }
 }
 

@@ -166,13 +166,21 @@ template <int M, int R, class Element, class Weight>
     vfloat w[R];
     unroll<R>([&](auto r) __attribute__((always_inline)) { w[r] = weight(r); });
     unroll<M>([&](auto m) __attribute__((always_inline)) {
-      const vfloat x = in_register(element(m));
+      // A multiply-add that loads x itself saves an instruction but loads x R times: with every
+      // second row doing so, neither instructions nor loads hold up two multiply-adds a cycle.
+      if constexpr (kFoldsBroadcasts && M > kWideTileRows && m % 2 == 0) {
+        unroll<R>([&](auto r) __attribute__((always_inline)) {
+          sum[m][r] = fma_broadcast(element(m), w[r], sum[m][r]);
+        });
+        return;
+      }
+      const vfloat x = in_register(splat(*element(m)));
       unroll<R>([&](auto r)
                     __attribute__((always_inline)) { sum[m][r] = fma(x, w[r], sum[m][r]); });
     });
   } else {
     vfloat x[M];
-    unroll<M>([&](auto m) __attribute__((always_inline)) { x[m] = element(m); });
+    unroll<M>([&](auto m) __attribute__((always_inline)) { x[m] = splat(*element(m)); });
     unroll<R>([&](auto r) __attribute__((always_inline)) {
       const vfloat w = weight(r);
       unroll<M>([&](auto m)
@@ -196,9 +204,9 @@ void multiply_tile(const Source& source, int column, int depth, int run, const f
     source.template for_each_k<R>(
         column, k, smaller(k + run, depth),
         [&](int at, const auto& weight) __attribute__((always_inline)) {
-          add_products<M, R>(
-              [&](auto m) __attribute__((always_inline)) { return splat(x[m * kBlockK + at]); },
-              weight, sum);
+          add_products<M, R>([&](auto m)
+                                 __attribute__((always_inline)) { return x + (m * kBlockK + at); },
+                             weight, sum);
         });
     const auto add = [&](auto r, const auto& join) __attribute__((always_inline)) {
       unroll<M>([&](auto m) __attribute__((always_inline)) {
@@ -246,40 +254,69 @@ void for_each_tile(int count, const Fn& f) {
   }
 }
 
-// ---- few rows: each weight is read once and unpacked in registers, for each tile anew ----
+// ---- a block of k: what few and many rows have in common ----
 
-/// As many_rows() (see LinearKernels), without panels.
-template <WeightFormat F>
-void direct_rows(const LinearParams& params, const LinearArrays& arrays, const float* packed,
-                 const float* sums, int64_t first, int rows, int n0, float* totals) {
+/// Fetches the lines that store_out() will write: each row of out is in other pages, and a store
+/// would wait for memory.
+inline void prefetch_out(const LinearParams& params, const LinearArrays& arrays, int64_t first,
+                         int rows, int n0) {
+  const int size = params.dtype == FloatType::f32 ? 4 : 2;
+  const int bytes = smaller(kGroupRows, params.n - n0) * size;
+  const char* out = static_cast<const char*>(arrays.out) + (first * params.out_stride + n0) * size;
+  for (int row = 0; row < rows; ++row, out += int64_t{params.out_stride} * size) {
+    for (int at = 0; at < bytes; at += 64) __builtin_prefetch(out + at, 1);
+  }
+}
+
+/// Around multiply(), which adds the block at k0 to totals (rows, kGroupRows) of rows [first, first
+/// + rows): sets them to zero before the first block, writes out after the last.
+template <class Multiply>
+void add_block(const LinearParams& params, const LinearArrays& arrays, int64_t first, int rows,
+               int n0, int k0, float* totals, const Multiply& multiply) {
+  const bool last = k0 + kBlockK >= params.k;
+  if (k0 == 0) std::memset(totals, 0, sizeof(float) * rows * kGroupRows);
+  if (last) prefetch_out(params, arrays, first, rows, n0);
+  multiply();
+  if (last) store_out(params, arrays, first, rows, n0, totals);
+}
+
+/// The block at k0 of columns [n0, n0 + kGroupRows), with weights that are unpacked in registers,
+/// for each tile anew. Few: rows, so that each tile has a large share of what comes next to fetch.
+template <WeightFormat F, bool Few>
+void direct_block(const LinearParams& params, const LinearArrays& arrays, const float* packed,
+                  const float* sums, int64_t first, int rows, int n0, int k0, float* totals) {
   const int run = run_length<F>(params);
-  Block<F, kGroupRows> block;
-  std::memset(totals, 0, sizeof(float) * rows * kGroupRows);
-  for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
-    const int depth = smaller(kBlockK, params.k - k0);
-    block.open(params, arrays, n0, k0, k0 + depth);
-    for_each_tile(rows, [&](int row, int count) {
+  const int depth = smaller(kBlockK, params.k - k0);
+  Block<F, kGroupRows, Few> block;
+  block.open(params, arrays, n0, k0, k0 + depth);
+  for_each_tile(rows, [&](int row, int count) {
+    if (!Few) block.prefetch_next(row * kBlockK / rows, (row + count) * kBlockK / rows);
+    float* to = totals + int64_t{row} * kGroupRows;
+    add_block(params, arrays, first + row, count, n0, k0, to, [&] {
       multiply_rows(count, block, kGroupRows, depth, run,
                     packed + int64_t{rows} * k0 + int64_t{row} * kBlockK,
-                    sums + int64_t{k0} / run * rows + row, rows,
-                    totals + int64_t{row} * kGroupRows);
+                    sums + int64_t{k0} / run * rows + row, rows, to);
     });
-  }
-  store_out(params, arrays, first, rows, n0, totals);
+  });
 }
+
+// ---- few rows: each weight is read once ----
 
 template <WeightFormat F>
 void few_rows(const LinearParams& params, const LinearArrays& arrays, const float* packed,
               const float* sums, int n0) {
   alignas(64) float totals[kFewRows * kGroupRows];
-  direct_rows<F>(params, arrays, packed, sums, 0, static_cast<int>(params.rows), n0, totals);
+  for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
+    direct_block<F, true>(params, arrays, packed, sums, 0, static_cast<int>(params.rows), n0, k0,
+                          totals);
+  }
 }
 
 // ---- many rows: panels of unpacked weights ----
 
 /// Rows below which a panel does not pay for itself: there is nothing to unpack that it could save.
 template <WeightFormat F>
-constexpr int kDirectRows = F == WeightFormat::f32    ? 128
+constexpr int kDirectRows = F == WeightFormat::f32    ? INT32_MAX
                             : F == WeightFormat::bf16 ? 48
                                                       : 0;
 
@@ -332,36 +369,49 @@ void fill_panel(const LinearParams& params, const LinearArrays& arrays, int n0, 
   }
 }
 
+/// As direct_block(), with weights that are unpacked into panels for all rows.
 template <WeightFormat F>
-void many_rows(const LinearParams& params, const LinearArrays& arrays, const float* packed,
-               const float* sums, int64_t first, int rows, int n0, float* totals, void* scratch) {
-  if constexpr (kDirectRows<F> != 0) {
-    if (rows < kDirectRows<F>) {
-      return direct_rows<F>(params, arrays, packed, sums, first, rows, n0, totals);
-    }
-  }
-  auto* panels = static_cast<Panel<Format<F>::kQuantized>*>(scratch);
-  const int columns = smaller(kGroupRows, params.n - n0);
+void panel_block(const LinearParams& params, const LinearArrays& arrays, const float* packed,
+                 const float* sums, int64_t first, int rows, int n0, int k0, float* totals,
+                 Panel<Format<F>::kQuantized>* panels) {
   const int run = run_length<F>(params);
-  std::memset(totals, 0, sizeof(float) * rows * kGroupRows);
-  for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
-    const int depth = smaller(kBlockK, params.k - k0);
-    for (int c = 0; c < columns; c += kPanelColumns) {
-      fill_panel<F>(params, arrays, n0 + c, k0, depth, panels + c / kPanelColumns);
-    }
-    for (int row0 = 0; row0 < rows; row0 += kRowsInCache) {
+  const int depth = smaller(kBlockK, params.k - k0);
+  const int columns = smaller(kGroupRows, params.n - n0);
+  for (int c = 0; c < columns; c += kPanelColumns) {
+    fill_panel<F>(params, arrays, n0 + c, k0, depth, panels + c / kPanelColumns);
+  }
+  for (int row0 = 0; row0 < rows; row0 += kRowsInCache) {
+    const int rows_here = smaller(kRowsInCache, rows - row0);
+    float* to = totals + int64_t{row0} * kGroupRows;
+    add_block(params, arrays, first + row0, rows_here, n0, k0, to, [&] {
       for (int c = 0; c < columns; c += kPanelColumns) {
-        for_each_tile(smaller(kRowsInCache, rows - row0), [&](int tile, int count) {
+        for_each_tile(rows_here, [&](int tile, int count) {
           const int row = row0 + tile;
           multiply_rows(count, panels[c / kPanelColumns], kPanelColumns, depth, run,
                         packed + int64_t{rows} * k0 + int64_t{row} * kBlockK,
                         sums + int64_t{k0} / run * rows + row, rows,
-                        totals + int64_t{row} * kGroupRows + c);
+                        to + int64_t{tile} * kGroupRows + c);
         });
+      }
+    });
+  }
+}
+
+template <WeightFormat F>
+void many_rows(const LinearParams& params, const LinearArrays& arrays, const float* packed,
+               const float* sums, int64_t first, int rows, int n0, int columns, float* totals,
+               void* panels) {
+  for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
+    for (int c = 0; c < columns; c += kGroupRows) {
+      float* group = totals + int64_t{rows} * c;
+      if (rows < kDirectRows<F>) {
+        direct_block<F, false>(params, arrays, packed, sums, first, rows, n0 + c, k0, group);
+      } else {
+        panel_block<F>(params, arrays, packed, sums, first, rows, n0 + c, k0, group,
+                       static_cast<Panel<Format<F>::kQuantized>*>(panels));
       }
     }
   }
-  store_out(params, arrays, first, rows, n0, totals);
 }
 
 // ---- the packed layout ----

@@ -30,10 +30,11 @@ struct LinearKernels {
   void (*pack_few)(const LinearParams& params, const LinearArrays& arrays, int64_t first, int rows,
                    int begin, int end, float* packed, float* sums);
 
-  /// Columns [n0, n0 + kGroupRows) of rows [first, first + rows). packed, sums: what pack_many()
-  /// wrote for these rows. totals (rows, kGroupRows) and panels are scratch.
+  /// Columns [n0, n0 + columns) of rows [first, first + rows); n0 and columns are multiples of
+  /// kGroupRows. packed, sums: what pack_many() wrote for these rows. totals (rows, columns) and
+  /// panels are scratch.
   void (*many_rows)(const LinearParams& params, const LinearArrays& arrays, const float* packed,
-                    const float* sums, int64_t first, int rows, int n0, float* totals,
+                    const float* sums, int64_t first, int rows, int n0, int columns, float* totals,
                     void* panels);
 
   /// As pack_few().

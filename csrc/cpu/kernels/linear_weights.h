@@ -35,6 +35,18 @@ inline vfloat fma(vfloat a, vfloat b, vfloat c) {
 #endif
 }
 
+/// fma(splat(*x), b, c); where kFoldsBroadcasts, as one instruction (compilers load *x first where
+/// it is needed twice).
+inline vfloat fma_broadcast(const float* x, vfloat b, vfloat c) {
+#if defined(__AVX512F__)
+  asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(b), "m"(*x));
+  return c;
+#else
+  return fma(splat(*x), b, c);
+#endif
+}
+constexpr bool kFoldsBroadcasts = kLanes == 16;
+
 inline vuint load_word(const uint32_t* p) {
   vuint v;
   std::memcpy(&v, p, sizeof(v));
@@ -165,8 +177,9 @@ void interleave_scales(const LinearParams& params, const S* scales, int n0, int 
   }
 }
 
-/// One block of k of `Rows` rows, ready for the kernels. Rows divides kGroupRows.
-template <WeightFormat F, int Rows>
+/// One block of k of `Rows` rows, ready for the kernels. Rows divides kGroupRows. Prefetches: each
+/// pass fetches the next block of k, else prefetch_next() does, once for all passes.
+template <WeightFormat F, int Rows, bool Prefetches = true>
 class Block {
  public:
   static constexpr int kPerWord = Format<F>::kPerWord;
@@ -211,7 +224,7 @@ class Block {
       });
     };
     for (; (w + 1) * kPerWord <= end; ++w) {
-      prefetch<R>(w, row);
+      if (Prefetches && packed_) prefetch_next_word<R>(w, row);
       load_words();
       unroll<kPerWord>([&](auto j)
                            __attribute__((always_inline)) { step(w * kPerWord + j, j, words); });
@@ -261,14 +274,19 @@ class Block {
     }
   }
 
+  /// Fetches words of elements [begin, end) of the next block of k into L2.
+  void prefetch_next(int begin, int end) const {
+    if (!packed_) return;
+    for (int w = begin / kPerWord; w < end / kPerWord; ++w) prefetch_next_word<kVectors>(w, 0);
+  }
+
  private:
   /// Fetches what the next block of k has in place of word w of R vectors of rows, into L2: the
   /// packed layout is read front to back, at an even pace, while this block is multiplied. The
   /// hardware's own prefetchers reach 6.5 GB/s of a memory that gives 8.6 to one core (EPYC,
   /// shared).
   template <int R>
-  [[gnu::always_inline]] void prefetch(int w, int row) const {
-    if (!packed_) return;
+  [[gnu::always_inline]] void prefetch_next_word(int w, int row) const {
     unroll<(R * kLanes * 4 + 63) / 64>([&](auto line) __attribute__((always_inline)) {
       __builtin_prefetch(words_ + (w + kBlockK / kPerWord) * stride_ + row + line * 16, 0, 2);
     });
