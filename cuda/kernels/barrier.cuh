@@ -4,13 +4,9 @@
 
 namespace mlxcel::cuda {
 
-// Named barriers: of `threads` threads of a block, counted with those that arrive without waiting.
-
+/// Waits for `threads` threads of the block at a named barrier.
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // Barriers in shared memory that count arrivals and bytes on their way, sm_90 and later. They are

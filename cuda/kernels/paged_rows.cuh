@@ -158,11 +158,12 @@ struct RowStrip {
     }
   }
 
-  /// Weights are relative to a logit of the row that is at most kHeadroom below the largest so far
-  /// (in powers of two: up to 256, which f16 holds, and 16-bit weights round alike at any size). So
-  /// past the first keys it seldom moves, and lanes need not ask each other for the row's largest:
-  /// shuffles pass through shared memory's port, where they wait behind the operands of the
-  /// products (some 150 cycles each, H200, 2026-11-30). A row moves by its own logits alone.
+  /// Weights are relative to a logit of the row that is at most kHeadroom (log2) below the largest
+  /// so far, so that they stay below 256, which f16 holds. Past the first keys it seldom moves, and
+  /// lanes need not ask each other for the row's largest: shuffles pass through the port of shared
+  /// memory, where they wait behind the operands of the products (some 150 cycles each, H200,
+  /// 2026-11-30). A row moves by its own logits alone. The price: the largest weight is not 1, and
+  /// is rounded to 16 bits as the others are, half a unit in the last place where one key decides.
   static constexpr float kHeadroom = 8.0f;
 
   /// Products to weights; returns whether a row of the warp moved, and then by which factors.

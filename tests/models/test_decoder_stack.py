@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -152,3 +155,19 @@ def test_weights_that_are_not_contiguous_are_refused(tmp_path):
         match=rf"\[decoder_stack\] input_norm must be row-contiguous .*, got shape \({hidden}\) with strides \(2\)",
     ):
         model._make_stack(layer._rope)
+
+
+def test_the_first_prompt_of_a_process_is_right(tmp_path):
+    """Threads tell the packed rows of one product from those of another by a number that all kinds of products share."""
+    config = tiny_model.CONFIGS["llama"]
+    tiny_model.save(tmp_path, config, tiny_model.reference(config, bits=4), bits=4)
+    program = """if True:
+        import sys, mlx.core as mx, numpy as np
+        mx.set_default_device(mx.cpu)
+        from mlxcel_ext.models import load
+        from tests.support.generate import PagedRunner
+        model = load(sys.argv[1], dtype="float32", progress=False).model
+        first, second = (np.array(PagedRunner(model).step({"a": list(range(30))}, rows=[29])) for _ in "12")
+        assert np.array_equal(first, second), np.abs(first - second).max()
+    """
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)

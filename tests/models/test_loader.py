@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlxcel_ext.models import Model, load
+from mlxcel_ext.models import Model, load, loader
 from tests.models.test_llama import TOKENS, assert_logits_close
 from tests.support import gguf_files, tiny_model
 from tests.support.generate import PagedRunner
@@ -250,3 +251,15 @@ def test_unknown_dtype_is_a_value_error(folder):
         ValueError, match=r"\[load\] dtype must be auto, float32, float16, bfloat16, got 'int8'"
     ):
         load(str(folder), dtype="int8")
+
+
+def test_loads_at_the_same_time_put_the_cache_limit_back():
+    before = mx.set_cache_limit(1 << 20)
+    try:
+        with loader._no_cache:
+            first = contextlib.ExitStack()
+            first.enter_context(loader._no_cache)
+        first.close()  # the one that began last ends last
+        assert mx.set_cache_limit(1 << 20) == 1 << 20
+    finally:
+        mx.set_cache_limit(before)

@@ -37,7 +37,8 @@ class Workspace {
 };
 
 /// Rows that go through a layer behind its attention at a time, so that what lies between its
-/// matrices does not grow with the prompt: linear() takes no more at once.
+/// matrices does not grow with the prompt. Weights that are unpacked serve so many rows at once
+/// anyway.
 constexpr int64_t kMaxRows = 384;
 
 class Run {

@@ -68,6 +68,9 @@ struct PackedX {
   float* sums;
 };
 
+/// Calls of few(), of every kind.
+std::atomic<uint64_t> few_calls{0};
+
 /// What a thread has packed last: all rows of one call of few(). Each thread packs for itself: a
 /// copy that another core writes costs more than the packing, line by line, and the others wait.
 struct OwnX {
@@ -102,8 +105,7 @@ int64_t num_groups(int64_t n) {
 template <class Task>
 void few(const LinearKernels& kernels, const LinearParams& params, const LinearArrays& arrays,
          int64_t num_tasks, int64_t groups_each, const Task& task) {
-  static std::atomic<uint64_t> calls{0};
-  const uint64_t call = ++calls;
+  const uint64_t call = ++few_calls;
   const int64_t products = groups_each * kGroupRows * params.k * params.rows;
   parallel_for(num_tasks, kGrainProducts / products + 1, [&](size_t begin, size_t end) {
     const float* packed = pack_own(kernels, params, arrays, call);

@@ -314,11 +314,10 @@ void few_rows(const LinearParams& params, const LinearArrays& arrays, const floa
 
 // ---- many rows: panels of unpacked weights ----
 
-/// Rows below which a panel does not pay for itself: there is nothing to unpack that it could save.
+/// Rows below which a panel does not pay for itself: there is little to unpack that it could save,
+/// and in f32 nothing, however many rows there are.
 template <WeightFormat F>
-constexpr int kDirectRows = F == WeightFormat::f32    ? INT32_MAX
-                            : F == WeightFormat::bf16 ? 48
-                                                      : 0;
+constexpr int kDirectRows = F == WeightFormat::bf16 ? 48 : 0;
 
 /// kPanelColumns rows of the weight over one block of k, in f32.
 template <bool quantized>
@@ -404,9 +403,9 @@ void many_rows(const LinearParams& params, const LinearArrays& arrays, const flo
   for (int k0 = 0; k0 < params.k; k0 += kBlockK) {
     for (int c = 0; c < columns; c += kGroupRows) {
       float* group = totals + int64_t{rows} * c;
-      if (rows < kDirectRows<F>) {
+      if (F == WeightFormat::f32 || rows < kDirectRows<F>) {
         direct_block<F, false>(params, arrays, packed, sums, first, rows, n0 + c, k0, group);
-      } else {
+      } else if constexpr (F != WeightFormat::f32) {
         panel_block<F>(params, arrays, packed, sums, first, rows, n0 + c, k0, group,
                        static_cast<Panel<Format<F>::kQuantized>*>(panels));
       }
@@ -445,7 +444,8 @@ void pack_weight(const LinearParams& params, const LinearArrays& from, int begin
 
 template <WeightFormat F, class T>
 constexpr LinearKernels kernels_of() {
-  return {(kGroupRows / kPanelColumns) * sizeof(Panel<Format<F>::kQuantized>),
+  constexpr size_t kPanels = F == WeightFormat::f32 ? 0 : kGroupRows / kPanelColumns;
+  return {kPanels * sizeof(Panel<Format<F>::kQuantized>),
           &few_rows<F>,
           &pack_x<F, true, T>,
           &many_rows<F>,

@@ -31,8 +31,8 @@ struct LinearKernels {
                    int begin, int end, float* packed, float* sums);
 
   /// Columns [n0, n0 + columns) of rows [first, first + rows); n0 and columns are multiples of
-  /// kGroupRows. packed, sums: what pack_many() wrote for these rows. totals (rows, columns) and
-  /// panels are scratch.
+  /// kGroupRows. packed, sums: what pack_many() wrote for these rows. totals
+  /// (columns / kGroupRows, rows, kGroupRows) and panels are scratch.
   void (*many_rows)(const LinearParams& params, const LinearArrays& arrays, const float* packed,
                     const float* sums, int64_t first, int rows, int n0, int columns, float* totals,
                     void* panels);

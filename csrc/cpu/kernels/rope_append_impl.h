@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cmath>
 #include <cstring>
 
 #include "cpu/kernels/rope_append.h"

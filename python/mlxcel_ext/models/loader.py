@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,20 +83,37 @@ def load(
         tie_word_embeddings=weights.tied(config),
         eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + tokenizer.eos_token_ids)),
     )
-    with reporter(progress, f"loading {path.name}") as step, _no_cache():
+    with reporter(progress, f"loading {path.name}") as step, _no_cache:
         model = build(config, weights, DTYPES[dtype] if dtype != "auto" else default_dtype(), step)
     return LoadedModel(model, tokenizer, config, name_or_path, template)
 
 
-@contextlib.contextmanager
-def _no_cache() -> Iterator[None]:
-    """MLX lets go of buffers at once: those that weights are joined and packed from fit few others."""
-    mx.clear_cache()
-    limit = mx.set_cache_limit(0)
-    try:
-        yield
-    finally:
-        mx.set_cache_limit(limit)
+class _NoCache:
+    """MLX lets go of buffers at once: those that weights are joined and packed from fit few others.
+
+    The limit is the process's: the first of several loads at a time sets it, the last one puts it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._limit = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                mx.clear_cache()
+                self._limit = mx.set_cache_limit(0)
+            self._inside += 1
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                mx.set_cache_limit(self._limit)
+
+
+_no_cache = _NoCache()
 
 
 def _check_heads(config: ModelConfig, path: pathlib.Path) -> None:
