@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 compiler=${CXX_AARCH64:-aarch64-linux-gnu-g++}
-flags=(-std=c++20 -O2 -Wall -Wextra -Werror -Icsrc)
+flags=(-std=c++20 -O2 -ffp-contract=off -Wall -Wextra -Werror -Icsrc)
 for kernel in csrc/cpu/kernels/*.cpp; do
   case $kernel in *_avx2.cpp | *_avx512.cpp) continue ;; esac
   "$compiler" "${flags[@]}" -fsyntax-only "$kernel"

@@ -187,11 +187,9 @@ ChunkCosts choose_chunks(const AttentionProblem& problem, const PlanTarget& targ
   PlanTarget kernel = target;  // that serves the launch
   if (large) kernel.slots = target.large_slots;
   if (shared > 0) {
-    const auto chunk = [&](const PlanTarget& t) {
-      return choose_shared_chunk(loads, shared, t, target.slots, problem.num_kv_heads);
-    };
-    const float apart = chunk(kernel);
-    return may_mix && apart > kMixedCost ? alike(chunk(target), true) : alike(apart);
+    return alike(choose_shared_chunk(loads, shared, may_mix ? target : kernel, target.slots,
+                                     problem.num_kv_heads),
+                 may_mix);
   }
   // What is cut among large tiles is merged by a launch of its own: longer chunks pay for it.
   if (large) kernel.min_chunk_tokens *= 8;

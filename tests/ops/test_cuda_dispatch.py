@@ -23,7 +23,7 @@ CASES = {
     "decode-page8": ({"kv_len": [301, 5], "page_size": 8}, "decode_sm90", "decode"),
     "decode-page4": ({"kv_len": [300, 5], "page_size": 4}, "decode", "decode"),
     "verify": ({"kv_len": [300, 9], "qo_len": [4, 4]}, "decode_sm90", "decode"),
-    "verify-long": ({"kv_len": [300, 9], "qo_len": [12, 9]}, "ragged_sm90", "ragged"),
+    "verify-long": ({"kv_len": [300, 21], "qo_len": [20, 9]}, "ragged_sm90", "ragged"),
     "prefill": ({"kv_len": [300], "qo_len": [90]}, "mixed_sm90", "ragged"),
     "prefill-dim80": ({"kv_len": [300], "qo_len": [90], "dim": 80}, "ragged", "ragged"),
     "prefill-page4": ({"kv_len": [300], "qo_len": [90], "page_size": 4}, "ragged", "ragged"),

@@ -73,7 +73,9 @@ template <int Rows, int Dim = 0, class K>
     unroll<kQuad>([&](auto t) __attribute__((always_inline)) {
       const K* row = t == 0 ? k0 : t == 1 ? k1 : t == 2 ? k2 : k3;
       const vfloat key = in_register(load(row + d));
-      unroll<Rows>([&](auto r) __attribute__((always_inline)) { acc[r][t] += query[r] * key; });
+      unroll<Rows>([&](auto r) __attribute__((always_inline)) {
+        acc[r][t] = fma(query[r], key, acc[r][t]);
+      });
     });
   };
   if constexpr (Dim != 0) {
@@ -102,7 +104,7 @@ void accumulate(float* o, int head_dim, const float* p, int stride, const Values
     const auto* row = v(t);
     unroll<Vectors>([&](auto j) {
       const vfloat value = in_register(load(row + j * kLanes));
-      unroll<Rows>([&](auto r) { acc[r][j] += weight[r] * value; });
+      unroll<Rows>([&](auto r) { acc[r][j] = fma(weight[r], value, acc[r][j]); });
     });
   }
   unroll<Rows>([&](auto r) {

@@ -21,20 +21,6 @@ constexpr int smaller(int a, int b) {
   return a < b ? a : b;
 }
 
-/// a * b + c, rounded once where the machine can; never left to the compiler's choice, because all
-/// paths must round alike.
-inline vfloat fma(vfloat a, vfloat b, vfloat c) {
-#if defined(__AVX512F__)
-  return (vfloat)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__AVX2__)
-  return (vfloat)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(__aarch64__)
-  return vfmaq_f32(c, a, b);
-#else
-  return a * b + c;
-#endif
-}
-
 /// fma(splat(*x), b, c); where kFoldsBroadcasts, as one instruction (compilers load *x first where
 /// it is needed twice).
 inline vfloat fma_broadcast(const float* x, vfloat b, vfloat c) {

@@ -108,6 +108,21 @@ inline void store(f16* p, vfloat v) {
 #endif
 }
 
+/// a * b + c, rounded once where the machine can. Never left to the compiler, because all paths
+/// must round alike: GCC 13 takes two roundings in some loops that sum up, and one in others. So
+/// the kernels are compiled with -ffp-contract=off.
+inline vfloat fma(vfloat a, vfloat b, vfloat c) {
+#if defined(__AVX512F__)
+  return (vfloat)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (vfloat)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
+
 inline float sum(vfloat v) {
   float s[kLanes];
   std::memcpy(s, &v, sizeof(s));
@@ -150,13 +165,13 @@ inline vfloat exp2(vfloat x) {
   const vint exponent = ((vint)shifted << 23) + 0x3f800000;
   // Taylor coefficients ln(2)^k / k!; |r| <= 0.5.
   vfloat p = splat(1.5252733e-5f);
-  p = p * r + 1.5403530e-4f;
-  p = p * r + 1.3333558e-3f;
-  p = p * r + 9.6181291e-3f;
-  p = p * r + 5.5504109e-2f;
-  p = p * r + 2.4022651e-1f;
-  p = p * r + 6.9314718e-1f;
-  p = p * r + 1.0f;
+  p = fma(p, r, splat(1.5403530e-4f));
+  p = fma(p, r, splat(1.3333558e-3f));
+  p = fma(p, r, splat(9.6181291e-3f));
+  p = fma(p, r, splat(5.5504109e-2f));
+  p = fma(p, r, splat(2.4022651e-1f));
+  p = fma(p, r, splat(6.9314718e-1f));
+  p = fma(p, r, splat(1.0f));
   const vfloat y = p * (vfloat)exponent;
   const vint bits = (vint)y & keep;
   return (vfloat)bits;

@@ -43,7 +43,8 @@ float merge(const States<T>& states, int head_dim, float* sum) {
     const T* v = states.v + i * states.stride_v;
     total += w;
     int d = 0;
-    for (; d + kLanes <= head_dim; d += kLanes) store(sum + d, load(sum + d) + w * load(v + d));
+    for (; d + kLanes <= head_dim; d += kLanes)
+      store(sum + d, fma(splat(w), load(v + d), load(sum + d)));
     for (; d < head_dim; ++d) sum[d] += w * to_float(v[d]);
   }
   const float scale = 1.0f / total;
