@@ -11,6 +11,6 @@ for kernel in csrc/cpu/kernels/*.cpp; do
 done
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-"$compiler" "${flags[@]}" -static tests/native/linear_check.cpp csrc/cpu/kernels/linear.cpp csrc/common/{parallel,cpu_features}.cpp \
+"$compiler" "${flags[@]}" -static tests/native/linear_check.cpp csrc/cpu/kernels/{linear,swiglu}.cpp csrc/common/{parallel,cpu_features}.cpp \
   -o "$out/linear_check"
 if [ "$(uname -m)" = aarch64 ]; then "$out/linear_check"; else qemu-aarch64 "$out/linear_check"; fi
