@@ -7,14 +7,16 @@ OPENBLAS_NUM_THREADS=2 PYTHONPATH=python:. python -m pytest benchmarks/bench_ope
 
 from __future__ import annotations
 
+import itertools
 import os
-import time
+from collections.abc import Iterator
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from benchmarks.harness import check_equal, interleaved
 from tests.support import tiny_model
+from tests.support.device import default_device
 from tests.support.generate import PagedRunner
 
 from mlxcel_ext import PackedWeight, num_threads, set_num_threads
@@ -24,17 +26,19 @@ from mlxcel_ext.models import load
 SHAPES = [(960, 576), (3072, 576), (576, 1536), (3072, 2048), (16384, 2048), (2048, 8192)]
 
 
-@pytest.fixture
-def one_thread():
+@pytest.fixture(autouse=True)
+def as_many_threads() -> Iterator[None]:
+    """Ours on the CPU, as many as OpenBLAS has."""
     before = num_threads()
-    set_num_threads(1)
-    yield
+    set_num_threads(int(os.environ["OPENBLAS_NUM_THREADS"]))
+    with default_device(mx.cpu):
+        yield
     set_num_threads(before)
 
 
 @pytest.mark.parametrize("rows", [512, 2048])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_dense(benchmark, one_thread, n, k, rows):
+def test_dense(benchmark, n, k, rows):
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape, np.float32) for shape in ((rows, k), (n, k)))
     packed, x_mlx = PackedWeight(mx.array(w)), mx.array(x)
@@ -55,7 +59,7 @@ def test_dense(benchmark, one_thread, n, k, rows):
 
 def test_prompt(benchmark, tmp_path):
     """512 tokens through 30 dense layers of SmolLM2's shape, attention and all, beside OpenBLAS's products alone."""
-    rows, layers, hidden, inner = 512, 30, 576, 1536
+    rows, layers, hidden, inner, rounds, warmup = 512, 30, 576, 1536, 10, 2
     config = tiny_model.CONFIGS["llama"] | {
         "hidden_size": hidden,
         "intermediate_size": inner,
@@ -66,32 +70,24 @@ def test_prompt(benchmark, tmp_path):
         "max_position_embeddings": rows,
     }
     tiny_model.save(tmp_path, config, tiny_model.reference(config))
-    mx.set_default_device(mx.cpu)
-    set_num_threads(int(os.environ["OPENBLAS_NUM_THREADS"]))
-    model = load(str(tmp_path), dtype="float32", progress=False).model
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, tiny_model.VOCAB, rows).tolist()
     shapes = [(960, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)] * layers
     weights = [rng.standard_normal(shape, np.float32) for shape in shapes]
     inputs = {k: rng.standard_normal((rows, k), np.float32) for k in (hidden, inner)}
+    model = load(str(tmp_path), dtype="float32", progress=False).model
+    runner = PagedRunner(model, num_pages=(warmup + rounds + 1) * rows // 16, kv_dtype=mx.float32)
+    names = map(str, itertools.count())
 
-    def ours(runner: PagedRunner) -> None:
-        mx.eval(runner.step({"a": tokens}))
+    def ours() -> mx.array:
+        return runner.step({next(names): tokens})
 
-    def openblas(_: PagedRunner) -> None:
+    def openblas() -> None:
         for weight in weights:
             inputs[weight.shape[1]] @ weight.T
 
-    times: dict[str, list[float]] = {"ours": [], "openblas": []}
-    for _ in range(12):
-        for name, run in (("ours", ours), ("openblas", openblas)):
-            runner = PagedRunner(model, page_size=16, kv_dtype=mx.float32)
-            time.sleep(0.1)  # OpenBLAS's threads spin for a while after a call
-            begin = time.perf_counter()
-            run(runner)
-            times[name].append(time.perf_counter() - begin)
-    medians = {name: float(np.median(values[2:])) for name, values in times.items()}
-    for name, values in times.items():
-        print(f"\n{name}: {medians[name] * 1e3:.0f} ms ({min(values) * 1e3:.0f} to {max(values) * 1e3:.0f})")
-    benchmark.extra_info["openblas_over_whole_prompt"] = medians["openblas"] / medians["ours"]
-    benchmark.pedantic(ours, args=(PagedRunner(model, page_size=16, kv_dtype=mx.float32),), rounds=1)
+    times = interleaved({"ours": ours, "openblas": openblas}, rounds=rounds, warmup=warmup, pause=0.1)
+    ratio = times["openblas"].median / times["ours"].median
+    print(f"\nours {times['ours']}, openblas {times['openblas']}, openblas / ours {ratio:.2f}")
+    benchmark.extra_info["openblas_over_whole_prompt"] = ratio
+    benchmark.pedantic(lambda: mx.eval(ours()), rounds=1)

@@ -24,16 +24,18 @@ class Timing:
 
 
 def interleaved(
-    arms: dict[str, Callable[[], object]], *, rounds: int = 15, warmup: int = 2
+    arms: dict[str, Callable[[], object]], *, rounds: int = 15, warmup: int = 2, pause: float = 0.0
 ) -> dict[str, Timing]:
     """Time each arm once a round, so that a busy or throttled machine slows all of them alike.
 
-    An arm returns mx.arrays, which are evaluated inside its time. The order turns from round to round.
+    An arm returns mx.arrays, which are evaluated inside its time. The order turns from round to round. `pause`:
+    seconds before each arm, where the threads of another spin for a while after its work.
     """
     names = list(arms)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(warmup + rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            time.sleep(pause)
             begin = time.perf_counter()
             mx.eval(arms[name]())
             mx.synchronize()

@@ -15,6 +15,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.support.device import default_device
+
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 
 
@@ -55,10 +57,8 @@ def no_late_errors():
 @pytest.fixture
 def on_cpu() -> Iterator[None]:
     """For what a GPU does otherwise: the CPU as default device."""
-    before = mx.default_device()
-    mx.set_default_device(mx.cpu)
-    yield
-    mx.set_default_device(before)
+    with default_device(mx.cpu):
+        yield
 
 
 @pytest.fixture(params=DTYPES)

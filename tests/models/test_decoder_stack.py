@@ -12,6 +12,7 @@ import pytest
 from mlxcel_ext.models import Model, load
 from mlxcel_ext.models.decoder_stack import DecoderStack
 from tests.support import tiny_model
+from tests.support.device import default_device
 from tests.support.generate import PagedRunner
 
 TOKENS = np.random.default_rng(5).integers(0, tiny_model.VOCAB, 60).tolist()
@@ -21,10 +22,8 @@ CASES = [(name, 0) for name in tiny_model.CONFIGS] + [("llama-biases", 4), ("smo
 @pytest.fixture(scope="module", autouse=True)
 def on_cpu():
     """Here any step runs as one primitive; a GPU takes decode steps of large layers alone."""
-    before = mx.default_device()
-    mx.set_default_device(mx.cpu)
-    yield
-    mx.set_default_device(before)
+    with default_device(mx.cpu):
+        yield
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 from mlxcel_ext.ops.device import to_device, to_list
+from tests.support.device import default_device
 
 
 @pytest.fixture(autouse=True)
-def default_device(stream):
-    before = mx.default_device()
-    mx.set_default_device(stream)
-    yield
-    mx.set_default_device(before)
+def on_each_device(stream):
+    with default_device(stream):
+        yield
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.float32])
