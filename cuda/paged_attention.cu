@@ -192,12 +192,11 @@ void launch_paged_attention(const PagedAttentionParams& params, const AttentionA
   }
   if (merged && !in_launch) {
     constexpr int kThreads = 128;
-    const int64_t pieces =
-        static_cast<int64_t>(params.num_q) * params.num_qo_heads * (params.head_dim / kMergePiece);
+    const int items = params.num_qo_heads * (params.head_dim / kMergePiece);
+    const dim3 grid(static_cast<unsigned>(params.num_q),
+                    static_cast<unsigned>((items + kThreads - 1) / kThreads));
     dispatch(params.dtype, [&](auto type) {
-      launch(paged_merge_kernel<typename decltype(type)::type>,
-             dim3(static_cast<unsigned>((pieces + kThreads - 1) / kThreads)), kThreads, 0, params,
-             arrays);
+      launch(paged_merge_kernel<typename decltype(type)::type>, grid, kThreads, 0, params, arrays);
     });
   }
 }

@@ -151,6 +151,9 @@ std::vector<AttentionTile> longest_first(const std::vector<AttentionTile>& tiles
   return sorted;
 }
 
+/// KV tokens that the kernel of large tiles in a mixed launch takes at once.
+constexpr int32_t kLargeKeys = 128;
+
 /// Costs at which tiles are cut: large ones, and those of up to kDecodeRows query rows.
 struct ChunkCosts {
   float large, decode;
@@ -359,14 +362,23 @@ class Builder {
     plan_.max_chunks = std::max(plan_.max_chunks, chunks);
   }
 
-  /// One tile a chunk, numbered from `number` on.
+  /// One tile a chunk, numbered from `number` on. Chunks of large tiles end where the blocks of
+  /// keys do that their kernel takes at once: part of a block costs as much as a whole one, and
+  /// more code.
   void add_tiles(AttentionTile tile, const Chunks& chunks, int32_t number, float w) {
     const int64_t pages = chunks.end - chunks.begin;
+    const int32_t block = std::max(1, kLargeKeys / p_.page_size);
+    const bool blocks = tile.q_len > large_tokens_ && pages >= int64_t{block} * chunks.count;
     int32_t at = chunks.begin;
     for (int32_t c = 0; c < chunks.count; ++c) {
       tile.page_begin = at;
-      at = p_.batch_invariant ? std::min(chunks.end, fixed_chunk_after(p_, target_, at))
-                              : chunks.begin + static_cast<int32_t>(pages * (c + 1) / chunks.count);
+      if (p_.batch_invariant) {
+        at = std::min(chunks.end, fixed_chunk_after(p_, target_, at));
+      } else {
+        auto length = static_cast<int32_t>(pages * (c + 1) / chunks.count);
+        if (blocks && c + 1 < chunks.count) length = (length + block / 2) / block * block;
+        at = chunks.begin + length;
+      }
       tile.page_end = at;
       tile.chunk = number < 0 ? -1 : number + c;
       plan_.tiles.push_back(tile);

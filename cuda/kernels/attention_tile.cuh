@@ -64,6 +64,13 @@ struct TileView {
     return (known ? first_partial : __ldg(a.merge_indptr + token(i))) + tile.chunk;
   }
 
+  /// Where the state of query token i of the tile and a query head goes: a row of `out`, or of the
+  /// partial states where there are several tiles. Fits 32 bits: a row is 256 bytes and more.
+  __device__ __forceinline__ int64_t state_row(const PagedAttentionParams& p,
+                                               const AttentionArrays& a, int i, int head) const {
+    return (tile.chunk < 0 ? token(i) : partial_row(a, i)) * p.num_qo_heads + head;
+  }
+
   /// First slot of the blocks of `keys` slots that the tile's are taken in. Blocks are aligned to
   /// the span's first page, for aligned copies.
   __device__ __forceinline__ int origin(const PagedAttentionParams& p, int keys) const {
@@ -197,6 +204,10 @@ struct LogitScale {
         cap(p.logits_soft_cap * kLog2e),
         inv_cap(p.logits_soft_cap > 0.0f ? 1.0f / (p.logits_soft_cap * kLog2e) : 0.0f) {}
 
+  /// Whether logits are products times a positive scale, which can be folded into the exponent: not
+  /// where they are capped, or the largest product is not the largest logit.
+  __device__ __forceinline__ bool folded() const { return cap == 0.0f && scale > 0.0f; }
+
   __device__ __forceinline__ float operator()(float dot) const {
     const float x = dot * scale;
     if (cap == 0.0f) return x;
@@ -302,20 +313,19 @@ __device__ __forceinline__ void merge_in_launch(const PagedAttentionParams& p,
   }
 }
 
-/// The same by a launch of its own, for all query tokens with partial states.
+/// The same by a launch of its own, for all query tokens with partial states: blockIdx.x is the
+/// token.
 template <class T>
 __global__ void paged_merge_kernel(const __grid_constant__ PagedAttentionParams p,
                                    const __grid_constant__ AttentionArrays a) {
   constexpr int N = kMergePiece;
-  const int pieces = p.head_dim / N;
-  const int64_t item = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int64_t column = item / pieces;
-  const int token = static_cast<int>(column / p.num_qo_heads);
-  if (token >= p.num_q) return;
+  const int token = static_cast<int>(blockIdx.x);
+  const int item = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  const int pieces = p.head_dim / N, head = item / pieces;
   const int begin = __ldg(a.merge_indptr + token), end = __ldg(a.merge_indptr + token + 1);
-  if (begin == end) return;  // its one tile wrote the output
-  merge_token<T, N>(p, a, token, begin, end, static_cast<int>(column % p.num_qo_heads),
-                    static_cast<int>(item % pieces) * N);
+  // An empty range: its one tile wrote the output.
+  if (begin == end || head >= p.num_qo_heads) return;
+  merge_token<T, N>(p, a, token, begin, end, head, (item - head * pieces) * N);
 }
 
 }  // namespace mlxcel::cuda

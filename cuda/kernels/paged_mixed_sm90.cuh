@@ -14,15 +14,19 @@ namespace mlxcel::cuda {
 ///
 /// A block has four warpgroups. Two consume: 64 query rows of the large tile each, S = Q K^T and
 /// O += P V by warpgroup products; weights of a block of keys are made while the product of those
-/// before them with V runs. A warp of the third produces: it copies K and V of the large tiles into
-/// a ring, ahead of the consumers and across the ends of tiles. The fourth runs decode tiles, and
-/// the consumers join it when no large tile is left: always four warps a tile, so that a tile's
-/// bits do not depend on who runs it.
+/// before them with V runs. The third produces, ahead of the consumers and across the ends of
+/// tiles: a warp copies K into a ring, another V (each waits for stages of its own), two more the
+/// query rows. The fourth runs decode tiles, and the consumers join it when no large tile is left:
+/// always four warps a tile, so that a tile's bits do not depend on who runs it.
+///
+/// Code that runs once a tile is short and there once, whatever it costs: with a cold cache each of
+/// its lines is a trip to memory (a second loop for blocks that all rows see: 2 % faster in long
+/// tiles, 15 % slower in short ones, H200, 2026-11-30).
 template <class T, int D>
 struct PagedMixedSm90 {
   static constexpr int kThreads = 512, kConsumers = 256, kConsumerWarps = 8, kDecodeWarps = 4;
   // Registers of a thread, of four times the 128 of the launch.
-  static constexpr int kConsumerRegisters = 192, kDecodeRegisters = 104, kProducerRegisters = 24;
+  static constexpr int kConsumerRegisters = 192, kDecodeRegisters = 96, kProducerRegisters = 32;
   static constexpr int kRows = 128, kKeys = 128, kSteps = D / 16;
   using Rows = SwizzledRows<T, D>;
   using Decode = PagedDecode<T, D, 1, 16, 2, PoolMaps>;
@@ -36,13 +40,17 @@ struct PagedMixedSm90 {
   static constexpr int kSharedBytes = kAlignment + kLargeBytes + Decode::block_bytes(kDecodeWarps);
 
   // Named barriers; 0 is the whole block's.
-  enum Barrier { kFirstRows = 1, kSecondRows, kAllRows, kDecodeTeam };
+  enum Barrier { kFirstTeam = 1, kAllRows = kFirstTeam + 3 };
 
   /// What a block keeps in shared memory besides the tiles.
   struct Control {
     uint64_t keys_full[2], keys_empty[2], values_full[2], values_empty[2];
+    uint64_t query_full[2], query_empty[2];  // of the two halves of the rows
+    uint64_t rows_full[2][2];  // the same, of this tile and the next: that may be there before all
+                               // warps have looked at this one's
     uint64_t item_full[2], item_empty[2];
     uint64_t decode[3 * 2 * kDecodeWarps];
+    int rows[2][kRows];  // where the states of a tile's rows go (RowStrip::write), and the next's
     int item[2];         // numbers of large tiles times KV heads, -1: none left
     int decode_item[3];  // the same for the three teams that run decode tiles
   };
@@ -77,10 +85,10 @@ struct PagedMixedSm90 {
   static __device__ __forceinline__ uint32_t at(const uint64_t& barrier) {
     return shared_address(&barrier);
   }
-  __device__ __forceinline__ uint32_t keys_of(int fill) const {
+  __device__ __forceinline__ uint32_t keys_of(uint32_t fill) const {
     return base + static_cast<uint32_t>(kQueryBytes + fill % 2 * kTileBytes);
   }
-  __device__ __forceinline__ uint32_t values_of(int fill) const {
+  __device__ __forceinline__ uint32_t values_of(uint32_t fill) const {
     return base + static_cast<uint32_t>(kQueryBytes + (2 + fill % 2) * kTileBytes);
   }
 
@@ -97,8 +105,11 @@ struct PagedMixedSm90 {
   }
 
   /// Queues are counters in global memory: 0 the large tiles, 1 the decode tiles, 2 the blocks that
-  /// are done. They are zero again when the launch ends.
-  __device__ __forceinline__ int take(int queue) const { return atomicAdd(a.counters + queue, 1); }
+  /// are done. They are zero again when the launch ends. A block's first tile of each kind is its
+  /// own number, so that one that starts early does not take a second before another has its first.
+  __device__ __forceinline__ int take(int queue) const {
+    return static_cast<int>(gridDim.x) + atomicAdd(a.counters + queue, 1);
+  }
 
   __device__ __forceinline__ void init() const {
     if (threadIdx.x == 0) {
@@ -107,9 +118,13 @@ struct PagedMixedSm90 {
         barrier_init(at(control.keys_full[i]), 1);
         barrier_init(at(control.values_full[i]), 1);
         barrier_init(at(control.item_full[i]), 1);
+        barrier_init(at(control.query_full[i]), 1);
+        barrier_init(at(control.rows_full[0][i]), 1);
+        barrier_init(at(control.rows_full[1][i]), 1);
         barrier_init(at(control.keys_empty[i]), kConsumerWarps);
         barrier_init(at(control.values_empty[i]), kConsumerWarps);
-        barrier_init(at(control.item_empty[i]), kConsumerWarps);
+        barrier_init(at(control.query_empty[i]), kConsumerWarps / 2);
+        barrier_init(at(control.item_empty[i]), kConsumerWarps + 3);
       }
       for (auto& barrier : control.decode) barrier_init(at(barrier), 1);
       barrier_init_fence();
@@ -119,7 +134,24 @@ struct PagedMixedSm90 {
     __syncthreads();
   }
 
-  // The producer.
+  /// Calls f(item, n) for the large tiles of this block, as the producer of keys published them.
+  template <class F>
+  __device__ __forceinline__ void for_items(F&& f) const {
+    for (uint32_t n = 0;; ++n) {
+      barrier_wait(at(control.item_full[n % 2]), n / 2 & 1);
+      __syncwarp();  // all lanes have seen this phase before one lets it end
+      int item = 0;
+      if (lane == 0) {
+        item = control.item[n % 2];
+        barrier_arrive(at(control.item_empty[n % 2]));
+      }
+      item = __shfl_sync(0xffffffffu, item, 0);
+      if (item < 0) break;
+      f(item, n);
+    }
+  }
+
+  // The producers.
 
   /// Each lane below `boxes` copies one box of a block: 16 tokens, or 8 of smaller pages.
   __device__ __forceinline__ void produce_block(const CUtensorMap& map, const TileView& view,
@@ -136,35 +168,99 @@ struct PagedMixedSm90 {
     }
   }
 
-  __device__ __forceinline__ void produce() const {
+  /// Calls f(slot, page, last) for a tile's blocks of keys: `page` is the id of this lane's box.
+  template <class F>
+  __device__ __forceinline__ void for_blocks(const TileView& view, F&& f) const {
     const int tokens = min(p.page_size, 16);
-    int fill = 0, next = 0;
-    if (lane == 0) next = take(0);
-    for (int n = 0;; ++n) {
-      const int item = __shfl_sync(0xffffffffu, next, 0);
+    const int origin = view.origin(p, kKeys), blocks = view.blocks(origin, kKeys);
+    int page = page_of(view, page_shift, origin + lane * tokens);
+    for (int block = 0; block < blocks; ++block) {
+      const int slot = origin + block * kKeys, now = page;
+      page = page_of(view, page_shift, slot + kKeys + lane * tokens);
+      f(slot, now, block + 1 == blocks);
+    }
+  }
+
+  /// Takes the block's large tiles and publishes them, and copies their keys.
+  __device__ __forceinline__ void produce_keys() const {
+    uint32_t fill = 0;
+    int item = static_cast<int>(blockIdx.x);
+    for (uint32_t n = 0;; ++n) {
       const bool there = item < num_large;
       barrier_wait(at(control.item_empty[n % 2]), (n / 2 & 1) ^ 1);
       if (lane == 0) {
         control.item[n % 2] = there ? item : -1;
         barrier_arrive(at(control.item_full[n % 2]));
-        if (there) next = take(0);  // back before this tile's copies are all on their way
       }
       if (!there) break;
       const TileView view(p, a, item / p.num_kv_heads);
       const int kv_head = item % p.num_kv_heads;
-      const int origin = view.origin(p, kKeys), blocks = view.blocks(origin, kKeys);
-      int page = page_of(view, page_shift, origin + lane * tokens);
-      for (int block = 0; block < blocks; ++block, ++fill) {
-        const int slot = origin + block * kKeys, now = page, stage = fill % 2;
-        page = page_of(view, page_shift, slot + kKeys + lane * tokens);
-        const int emptied = (fill / 2 & 1) ^ 1;
-        barrier_wait(at(control.keys_empty[stage]), emptied);
-        produce_block(k_map, view, kv_head, slot, now, keys_of(fill), at(control.keys_full[stage]));
-        barrier_wait(at(control.values_empty[stage]), emptied);
-        produce_block(v_map, view, kv_head, slot, now, values_of(fill),
-                      at(control.values_full[stage]));
-      }
+      int next = -1;
+      for_blocks(view, [&](int slot, int page, bool last) {
+        // Late, since no other block can run what this one has taken; back before it is needed.
+        if (last && lane == 0) next = take(0);
+        barrier_wait(at(control.keys_empty[fill % 2]), (fill / 2 & 1) ^ 1);
+        produce_block(k_map, view, kv_head, slot, page, keys_of(fill),
+                      at(control.keys_full[fill % 2]));
+        ++fill;
+      });
+      if (next < 0 && lane == 0) next = take(0);
+      item = __shfl_sync(0xffffffffu, next, 0);
     }
+  }
+
+  __device__ __forceinline__ void produce_values() const {
+    uint32_t fill = 0;
+    for_items([&](int item, uint32_t) {
+      const TileView view(p, a, item / p.num_kv_heads);
+      for_blocks(view, [&](int slot, int page, bool) {
+        barrier_wait(at(control.values_empty[fill % 2]), (fill / 2 & 1) ^ 1);
+        produce_block(v_map, view, item % p.num_kv_heads, slot, page, values_of(fill),
+                      at(control.values_full[fill % 2]));
+        ++fill;
+      });
+    });
+  }
+
+  /// Copies 64 of the query rows, zeros past the tile's, and then notes where their states go.
+  __device__ __forceinline__ void produce_query(int half) const {
+    constexpr int kPieces = D / 8, kAtOnce = kWarp / kPieces;  // pieces of a row; rows
+    for_items([&](int item, uint32_t n) {
+      const TileView view(p, a, item / p.num_kv_heads);
+      const int rows = view.tile.q_len * group, first = half * 64;
+      // This lane's two rows: query token of the tile, query head, row of q.
+      int token[2], head[2], from[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = min(first + i * kWarp + lane, rows - 1);
+        token[i] = row / group;
+        head[i] = item % p.num_kv_heads * group + row - token[i] * group;
+        from[i] = view.token(token[i]) * p.num_qo_heads + head[i];
+      }
+      barrier_wait(at(control.query_empty[half]), (n & 1) ^ 1);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll 4
+        for (int j = 0; j < kWarp; j += kAtOnce) {
+          const int row = first + i * kWarp + j + lane / kPieces, d = lane % kPieces * 8;
+          const int64_t q_row = __shfl_sync(0xffffffffu, from[i], j + lane / kPieces);
+          copy_async_16(base + Rows::offset(row, d), static_cast<const T*>(a.q) + q_row * D + d,
+                        row < rows);
+        }
+      }
+      copy_async_commit();
+      copy_async_wait<0>();
+      fence_shared_proxy();
+      __syncwarp();
+      if (lane == 0) barrier_arrive(at(control.query_full[half]));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        control.rows[n % 2][first + i * kWarp + lane] =
+            static_cast<int>(view.state_row(p, a, token[i], head[i]));
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(at(control.rows_full[half][n % 2]));
+    });
   }
 
   // The consumers.
@@ -184,30 +280,8 @@ struct PagedMixedSm90 {
       hold(reinterpret_cast<float (&)[D / 2]>(strip.o));
     }
 
-    /// Reads this half's rows of Q, zeros past the tile's.
-    __device__ __forceinline__ void load_query(const TileView& view, int kv_head, int rows) const {
-      constexpr int kPieces = D / 8;
-      const int thread = threadIdx.x % 128;
-#pragma unroll
-      for (int i = 0; i < 64 * kPieces / 128; ++i) {
-        const int piece = i * 128 + thread;
-        const int row = half * 64 + piece / kPieces, d = piece % kPieces * 8;
-        const bool used = row < rows;
-        const int token_of_tile = used ? row / m.group : 0;
-        const int64_t token = view.token(token_of_tile);
-        const int head = kv_head * m.group + (used ? row - token_of_tile * m.group : 0);
-        copy_async_16(m.base + Rows::offset(row, d),
-                      static_cast<const T*>(m.a.q) + (token * m.p.num_qo_heads + head) * D + d,
-                      used);
-      }
-      copy_async_commit();
-      copy_async_wait<0>();
-      fence_shared_proxy();
-      named_barrier_sync(kFirstRows + half, 128);
-    }
-
     /// Starts s = Q K^T.
-    __device__ __forceinline__ void start_scores(int fill) {
+    __device__ __forceinline__ void start_scores(uint32_t fill) {
       float (&flat)[kKeys / 2] = reinterpret_cast<float (&)[kKeys / 2]>(s);
       const uint64_t q = matrix_descriptor(query, Rows::kGroupBytes, 0);
       const uint64_t k = matrix_descriptor(m.keys_of(fill), Rows::kGroupBytes, 0);
@@ -220,7 +294,7 @@ struct PagedMixedSm90 {
     }
 
     /// Starts o += weights V.
-    __device__ __forceinline__ void start_values(int fill) {
+    __device__ __forceinline__ void start_values(uint32_t fill) {
       float (&flat)[D / 2] = reinterpret_cast<float (&)[D / 2]>(strip.o);
       const uint64_t v = matrix_descriptor(m.values_of(fill), Rows::kGroupBytes, Rows::kBlockBytes);
 #pragma unroll
@@ -235,14 +309,15 @@ struct PagedMixedSm90 {
       for (int k = 0; k < kKeys / 16; ++k) pack_weights<T>(s, k, weights[k]);
     }
 
-    __device__ __forceinline__ void release(uint64_t (&empty)[2], int fill) const {
-      if (m.lane == 0) barrier_arrive(at(empty[fill % 2]));
+    __device__ __forceinline__ void release(const uint64_t& empty) const {
+      if (m.lane == 0) barrier_arrive(at(empty));
     }
 
     /// Puts zeros where no query sees a slot of V (what is there may be NaN), and keeps what is not
     /// finite from queries that do not see it: returns whether there was such a value. All rows'
     /// threads together.
-    __device__ __forceinline__ bool clean_values(const TileView& view, int slot, int fill) const {
+    __device__ __forceinline__ bool clean_values(const TileView& view, int slot,
+                                                 uint32_t fill) const {
       const int rank = static_cast<int>(threadIdx.x) - kConsumers, key = rank / 2;
       if (slot + key < view.begin || slot + key >= view.end) {
         for (int d = 0; d < D / 2; d += 8) {
@@ -259,34 +334,35 @@ struct PagedMixedSm90 {
       return found;
     }
 
-    /// Waits for V of a block, and cleans it where not all is seen.
-    __device__ __forceinline__ bool await_values(const TileView& view, int slot, int fill) const {
-      barrier_wait(at(m.control.values_full[fill % 2]), fill / 2 & 1);
-      return !view.all_see(m.p, slot, slot + kKeys) && clean_values(view, slot, fill);
-    }
-
-    /// One tile; `fill` counts the blocks of keys of all tiles.
-    __device__ __forceinline__ void run(int item, int& fill) {
+    /// The block's n-th tile; `fill` counts the blocks of keys of all tiles.
+    __device__ __forceinline__ void run(int item, uint32_t n, uint32_t& fill) {
       const TileView view(m.p, m.a, item / m.p.num_kv_heads);
       const int kv_head = item % m.p.num_kv_heads, rows = view.tile.q_len * m.group;
       const StripPlace place{half * 64 + m.warp % 4 * 16, rows, m.group};
       const int origin = view.origin(m.p, kKeys), blocks = view.blocks(origin, kKeys);
       strip.clear();
+      barrier_wait(at(m.control.query_full[half]), n & 1);
       if (blocks > 0) {
-        named_barrier_sync(kFirstRows + half, 128);  // no warp reads the Q before
-        load_query(view, kv_head, rows);
         bool taken_out = stream(view, place, origin, blocks, fill);
         if (view.tile.q_len > 1 && any_of_all_rows(taken_out)) {
           add_taken_out(view, kv_head, place, origin, blocks);
         }
         fill += blocks;
+      } else {
+        release(m.control.query_empty[half]);
       }
-      strip.write(m.p, m.a, view, kv_head, place);
+      barrier_wait(at(m.control.rows_full[half][n % 2]), n / 2 & 1);
+      strip.write(m.p, m.a, view, kv_head, place,
+                  [&](int row) { return m.control.rows[n % 2][row]; });
     }
 
     __device__ __forceinline__ bool stream(const TileView& view, const StripPlace& place,
-                                           int origin, int blocks, int first) {
+                                           int origin, int blocks, uint32_t first) {
       const LogitScale<> logit(m.p);
+      // Blocks [inner, outer) and those before them are seen by all rows, their logits not capped.
+      const int seen_from = view.first_slot(view.tile.q_len - 1), seen_to = view.end_slot(m.p, 0);
+      const int inner = 1 + (max(seen_from - origin, 0) + kKeys - 1) / kKeys;
+      const int outer = logit.folded() ? (seen_to - origin) / kKeys : 0;
       float keep[2];
       bool taken_out = false;
       barrier_wait(at(m.control.keys_full[first % 2]), first / 2 & 1);
@@ -294,23 +370,31 @@ struct PagedMixedSm90 {
       start_scores(first);
       wgmma_wait<0>();
       hold_scores();
-      release(m.control.keys_empty, first);
-      strip.weigh(m.p, view, logit, place, origin, s, keep);
+      release(m.control.keys_empty[first % 2]);
+      if (inner > 1 || outer < 1) strip.mask_logits(m.p, view, logit, place, origin, s);
+      strip.softmax(logit, s, keep);
       pack_all();
+#pragma unroll 1
       for (int block = 1; block < blocks; ++block) {
-        const int fill = first + block, slot = origin + block * kKeys;
+        const uint32_t fill = first + block, before = fill - 1;
+        const int slot = origin + block * kKeys;
+        const bool seen = block >= inner && block < outer;
         barrier_wait(at(m.control.keys_full[fill % 2]), fill / 2 & 1);
         wgmma_begin();
         start_scores(fill);
-        taken_out |= await_values(view, slot - kKeys, fill - 1);
+        barrier_wait(at(m.control.values_full[before % 2]), before / 2 & 1);
+        if (!seen && !view.all_see(m.p, slot - kKeys, slot)) {
+          taken_out |= clean_values(view, slot - kKeys, before);
+        }
         wgmma_begin();
-        start_values(fill - 1);
+        start_values(before);
         wgmma_wait<1>();
         hold_scores();
-        release(m.control.keys_empty, fill);
+        release(m.control.keys_empty[fill % 2]);
+        if (!seen) strip.mask_logits(m.p, view, logit, place, slot, s);
         // Weights are made while the product with V runs. The wait for it stands in the branches,
         // or the compiler would move it up to where these begin.
-        if (strip.weigh(m.p, view, logit, place, slot, s, keep)) {
+        if (strip.softmax(logit, s, keep)) {
           wgmma_wait<0, 1>();
           hold_values();
           strip.rescale(keep);
@@ -318,16 +402,19 @@ struct PagedMixedSm90 {
           wgmma_wait<0, 2>();
           hold_values();
         }
-        release(m.control.values_empty, fill - 1);
+        release(m.control.values_empty[before % 2]);
         pack_all();
       }
-      const int last = first + blocks - 1;
-      taken_out |= await_values(view, origin + (blocks - 1) * kKeys, last);
+      release(m.control.query_empty[half]);
+      const uint32_t last = first + blocks - 1;
+      const int slot = origin + (blocks - 1) * kKeys;
+      barrier_wait(at(m.control.values_full[last % 2]), last / 2 & 1);
+      if (!view.all_see(m.p, slot, slot + kKeys)) taken_out |= clean_values(view, slot, last);
       wgmma_begin();
       start_values(last);
       wgmma_wait<0>();
       hold_values();
-      release(m.control.values_empty, last);
+      release(m.control.values_empty[last % 2]);
       return taken_out;
     }
 
@@ -346,32 +433,23 @@ struct PagedMixedSm90 {
     // Said to be the same in all lanes: else the compiler moves each descriptor from the lanes.
     const uint32_t query = base + half * 8 * Rows::kGroupBytes;
     Consumer consumer{*this, half, __shfl_sync(0xffffffffu, query, 0)};
-    int fill = 0;
-    for (int n = 0;; ++n) {
-      barrier_wait(at(control.item_full[n % 2]), n / 2 & 1);
-      int item = 0;
-      if (lane == 0) {
-        item = control.item[n % 2];
-        barrier_arrive(at(control.item_empty[n % 2]));
-      }
-      item = __shfl_sync(0xffffffffu, item, 0);
-      if (item < 0) break;
-      consumer.run(item, fill);
-    }
+    uint32_t fill = 0;
+    for_items([&](int item, uint32_t n) { consumer.run(item, n, fill); });
     fence_shared_proxy();
     named_barrier_sync(kAllRows, kConsumers);
   }
 
   // Decode tiles.
 
-  /// Runs decode tiles with the calling warpgroup; `team` numbers those that do.
-  __device__ __forceinline__ void decode(int team, int barrier, char* memory) const {
-    const Team threads{warp / 4 * 4, kDecodeWarps * kWarp, barrier};
+  /// Runs decode tiles with the calling warpgroup; `team` numbers those that do, 0 the one that
+  /// does nothing else.
+  __device__ __forceinline__ void decode(int team, char* memory) const {
+    const Team threads{warp / 4 * 4, kDecodeWarps * kWarp, kFirstTeam + team};
     const PoolMaps maps{k_map, v_map, page_groups, at(control.decode[2 * kDecodeWarps * team])};
     int& slot = control.decode_item[team];
     RingPlace place;
-    int next = 0;
-    if (threads.thread() == 0) next = take(1);
+    int next = static_cast<int>(blockIdx.x);
+    if (team > 0 && threads.thread() == 0) next = take(1);
     for (;;) {
       if (threads.thread() == 0) slot = next;
       threads.sync();
@@ -389,15 +467,21 @@ struct PagedMixedSm90 {
     const int role = warp / 4;
     if (role == 0) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
-      if (warp == 0) produce();
+      if (warp == 0) {
+        produce_keys();
+      } else if (warp == 1) {
+        produce_values();
+      } else {
+        produce_query(warp - 2);
+      }
     } else if (role == 1) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kDecodeRegisters));
-      decode(0, kDecodeTeam, shared + kLargeBytes);
+      decode(0, shared + kLargeBytes);
     } else {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
       consume();
       const int half = role - 2;
-      decode(1 + half, kFirstRows + half, shared + half * Decode::block_bytes(kDecodeWarps));
+      decode(1 + half, shared + half * Decode::block_bytes(kDecodeWarps));
     }
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -43,19 +43,16 @@ struct RowStrip {
                                         const LogitScale<>& logit, const StripPlace& place,
                                         int slot, float (&s)[KeyTiles][4]) {
     float keep[2];
-    if (weigh(p, view, logit, place, slot, s, keep)) rescale(keep);
+    mask_logits(p, view, logit, place, slot, s);
+    if (softmax(logit, s, keep)) rescale(keep);
   }
 
-  /// The same, but returns whether the sums have to be rescaled, which is left to rescale(keep):
-  /// the sum of the keys before may still be on its way.
+  /// Products to logits where that takes more than a positive factor, and masks.
   template <int KeyTiles>
-  __device__ __forceinline__ bool weigh(const PagedAttentionParams& p, const TileView& view,
-                                        const LogitScale<>& logit, const StripPlace& place,
-                                        int slot, float (&s)[KeyTiles][4], float (&keep)[2]) {
-    // The scale is folded into the exponent unless the logits are capped (or scaled by a negative
-    // number, where the largest product is not the largest logit).
-    const bool plain = logit.cap == 0.0f && logit.scale > 0.0f;
-    if (!plain) {
+  __device__ __forceinline__ void mask_logits(const PagedAttentionParams& p, const TileView& view,
+                                              const LogitScale<>& logit, const StripPlace& place,
+                                              int slot, float (&s)[KeyTiles][4]) const {
+    if (!logit.folded()) {
 #pragma unroll
       for (int n = 0; n < KeyTiles; ++n) {
 #pragma unroll
@@ -63,7 +60,15 @@ struct RowStrip {
       }
     }
     if (!view.all_see(p, slot, slot + 8 * KeyTiles)) mask(p, view, place, slot, s);
-    return softmax(plain ? logit.scale : 1.0f, s, keep);
+  }
+
+  /// What mask_logits gave, or products where that had nothing to do, to weights. Returns whether a
+  /// row of the warp moved: then the sums have to be rescaled, which is left to rescale(keep),
+  /// since that of the keys before may still be on its way.
+  template <int KeyTiles>
+  __device__ __forceinline__ bool softmax(const LogitScale<>& logit, float (&s)[KeyTiles][4],
+                                          float (&keep)[2]) {
+    return softmax(logit.folded() ? logit.scale : 1.0f, s, keep);
   }
 
   __device__ __forceinline__ void rescale(const float (&keep)[2]) {
@@ -94,11 +99,13 @@ struct RowStrip {
     }
   }
 
-  /// Writes the states of the rows in use. Short code: it runs once, and each of its instructions
-  /// is then a miss in the instruction cache.
+  /// Writes the states of the rows in use: state_row(row) is TileView::state_row of a row of the
+  /// tile. Short code: it runs once, and each of its instructions is then a miss in the instruction
+  /// cache.
+  template <class StateRow>
   __device__ __forceinline__ void write(const PagedAttentionParams& p, const AttentionArrays& a,
-                                        const TileView& view, int kv_head,
-                                        const StripPlace& place) const {
+                                        const TileView& view, int kv_head, const StripPlace& place,
+                                        StateRow&& state_row) const {
     const int d = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -107,13 +114,13 @@ struct RowStrip {
       state.sum += __shfl_xor_sync(0xffffffffu, state.sum, 2);
       const int row = place.row(half);
       if (row >= place.rows) continue;
-      const int head = kv_head * place.group + row % place.group;
+      const int64_t at = state_row(row);
       const float scale = state.scale();
       state = {state.lse(), state.sum == 0.0f ? 0.0f : 1.0f, {1.0f}};
-      const int token = view.token(row / place.group);
       if (view.tile.chunk < 0) {
-        if (p.has_sinks) state.add_sink(a.sinks[head] * kLog2e);
-        const int64_t at = static_cast<int64_t>(token) * p.num_qo_heads + head;
+        if (p.has_sinks) {
+          state.add_sink(a.sinks[kv_head * place.group + row % place.group] * kLog2e);
+        }
         T* out = static_cast<T*>(a.out) + at * D + d;
 #pragma unroll
         for (int n = 0; n < kValueTiles; ++n) {
@@ -127,7 +134,6 @@ struct RowStrip {
         }
         if (d == 0 && a.lse != nullptr) a.lse[at] = state.lse();
       } else {
-        const int64_t at = view.partial_row(a, row / place.group) * p.num_qo_heads + head;
         float* out = a.partial_v + at * D + d;
 #pragma unroll
         for (int n = 0; n < kValueTiles; ++n) {
@@ -136,6 +142,16 @@ struct RowStrip {
         if (d == 0) a.partial_lse[at] = state.max;
       }
     }
+  }
+
+  /// The same, each row's looked up.
+  __device__ __forceinline__ void write(const PagedAttentionParams& p, const AttentionArrays& a,
+                                        const TileView& view, int kv_head,
+                                        const StripPlace& place) const {
+    write(p, a, view, kv_head, place, [&](int row) {
+      const int token = row / place.group;
+      return view.state_row(p, a, token, kv_head * place.group + row - token * place.group);
+    });
   }
 
  private:
