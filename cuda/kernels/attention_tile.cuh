@@ -218,6 +218,17 @@ struct LogitScale {
   }
 };
 
+/// Whether a row's reference has to move for a logit (log2). Weights are relative to a logit of the
+/// row that is at most 8 below the largest so far, so that they stay below 256, which f16 holds.
+/// Past the first keys it seldom moves, and lanes need not ask each other for the row's largest:
+/// shuffles pass through the port of shared memory, where they wait behind the operands of the
+/// products (some 150 cycles each, H200, 2026-11-30). A row moves by its own logits alone. The
+/// price: the largest weight is not 1, and is rounded to 16 bits as the others are, half a unit in
+/// the last place where one key decides.
+__device__ __forceinline__ bool above_headroom(float logit, float reference) {
+  return logit > reference + 8.0f;
+}
+
 /// Writes `N` elements from d on of a query token's output, sinks included.
 template <class T, int N>
 __device__ __forceinline__ void write_output(const PagedAttentionParams& p,

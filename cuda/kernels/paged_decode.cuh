@@ -293,22 +293,21 @@ struct PagedDecode {
     }
 #pragma unroll
     for (int n = 0; n < ColumnTiles; ++n) {
-      float keep[2];
-      bool moved = false;
+      float m[2];  // of this lane's keys
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        float m = row_max[n][e];
+        m[e] = -INFINITY;
 #pragma unroll
-        for (int t = 0; t < kKeyTiles; ++t) m = fmaxf(m, fmaxf(s[t][n][e], s[t][n][e + 2]));
+        for (int t = 0; t < kKeyTiles; ++t) m[e] = fmaxf(m[e], fmaxf(s[t][n][e], s[t][n][e + 2]));
+      }
+      if (__any_sync(0xffffffffu,
+                     above_headroom(m[0], row_max[n][0]) || above_headroom(m[1], row_max[n][1]))) {
+        move(n, m);
+      }
 #pragma unroll
-        for (int step = 4; step < kWarp; step *= 2) {
-          m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, step));
-        }
-        moved |= m > row_max[n][e];
-        keep[e] = weight_of(row_max[n][e], m);
-        row_max[n][e] = m;
-        const float base = m == -INFINITY ? 0.0f : m;  // all masked: weights 0, not NaN
-        row_sum[n][e] *= keep[e];
+      for (int e = 0; e < 2; ++e) {
+        // All masked: weights 0, not NaN.
+        const float base = row_max[n][e] == -INFINITY ? 0.0f : row_max[n][e];
 #pragma unroll
         for (int t = 0; t < kKeyTiles; ++t) {
           s[t][n][e] = exp2_fast(s[t][n][e] - base);
@@ -316,15 +315,31 @@ struct PagedDecode {
           row_sum[n][e] += s[t][n][e] + s[t][n][e + 2];
         }
       }
-      if (__any_sync(0xffffffffu, moved)) {
+    }
+  }
+
+  /// Moves the columns of a tile that have a logit above their headroom to their largest, given
+  /// each lane's, and rescales what was summed so far.
+  __device__ __forceinline__ void move(int n, const float (&lane_max)[2]) {
+    float keep[2];
 #pragma unroll
-        for (int k = 0; k < kSteps; ++k) {
-          o[n][k][0] *= keep[0];
-          o[n][k][1] *= keep[1];
-          o[n][k][2] *= keep[0];
-          o[n][k][3] *= keep[1];
-        }
+    for (int e = 0; e < 2; ++e) {
+      float m = lane_max[e];
+#pragma unroll
+      for (int step = 4; step < kWarp; step *= 2) {
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, step));
       }
+      if (!above_headroom(m, row_max[n][e])) m = row_max[n][e];
+      keep[e] = weight_of(row_max[n][e], m);
+      row_max[n][e] = m;
+      row_sum[n][e] *= keep[e];
+    }
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      o[n][k][0] *= keep[0];
+      o[n][k][1] *= keep[1];
+      o[n][k][2] *= keep[0];
+      o[n][k][3] *= keep[1];
     }
   }
 

@@ -104,11 +104,21 @@ struct PagedMixedSm90 {
     return any != 0;
   }
 
-  /// Queues are counters in global memory: 0 the large tiles, 1 the decode tiles, 2 the blocks that
-  /// are done. They are zero again when the launch ends. A block's first tile of each kind is its
-  /// own number, so that one that starts early does not take a second before another has its first.
-  __device__ __forceinline__ int take(int queue) const {
-    return static_cast<int>(gridDim.x) + atomicAdd(a.counters + queue, 1);
+  /// Takes the next number of a queue (0: large tiles, 1: decode tiles), a counter in global memory
+  /// that is asked `calls` times in all and is zero again after the last. A block's first tile of
+  /// each kind is its own number, so that one that starts early does not take a second before
+  /// another has its first.
+  __device__ __forceinline__ int take(int queue, int calls) const {
+    const int count = atomicAdd(a.counters + queue, 1);
+    if (count == calls - 1) a.counters[queue] = 0;
+    return static_cast<int>(gridDim.x) + count;
+  }
+  /// Once for each large tile: those that are no block's first, and a vain one of each block that
+  /// had a first.
+  __device__ __forceinline__ int take_large() const { return take(0, num_large); }
+  /// The same, and a vain one of each team of consumers.
+  __device__ __forceinline__ int take_decode() const {
+    return take(1, num_decode + 2 * static_cast<int>(gridDim.x));
   }
 
   __device__ __forceinline__ void init() const {
@@ -198,13 +208,13 @@ struct PagedMixedSm90 {
       int next = -1;
       for_blocks(view, [&](int slot, int page, bool last) {
         // Late, since no other block can run what this one has taken; back before it is needed.
-        if (last && lane == 0) next = take(0);
+        if (last && lane == 0) next = take_large();
         barrier_wait(at(control.keys_empty[fill % 2]), (fill / 2 & 1) ^ 1);
         produce_block(k_map, view, kv_head, slot, page, keys_of(fill),
                       at(control.keys_full[fill % 2]));
         ++fill;
       });
-      if (next < 0 && lane == 0) next = take(0);
+      if (next < 0 && lane == 0) next = take_large();
       item = __shfl_sync(0xffffffffu, next, 0);
     }
   }
@@ -238,15 +248,12 @@ struct PagedMixedSm90 {
         from[i] = view.token(token[i]) * p.num_qo_heads + head[i];
       }
       barrier_wait(at(control.query_empty[half]), (n & 1) ^ 1);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll 4
-        for (int j = 0; j < kWarp; j += kAtOnce) {
-          const int row = first + i * kWarp + j + lane / kPieces, d = lane % kPieces * 8;
-          const int64_t q_row = __shfl_sync(0xffffffffu, from[i], j + lane / kPieces);
-          copy_async_16(base + Rows::offset(row, d), static_cast<const T*>(a.q) + q_row * D + d,
-                        row < rows);
-        }
+#pragma unroll 2
+      for (int i = 0; i < 64; i += kAtOnce) {
+        const int row = first + i + lane / kPieces, d = lane % kPieces * 8;
+        const int64_t q_row = __shfl_sync(0xffffffffu, i < kWarp ? from[0] : from[1], row % kWarp);
+        copy_async_16(base + Rows::offset(row, d), static_cast<const T*>(a.q) + q_row * D + d,
+                      row < rows);
       }
       copy_async_commit();
       copy_async_wait<0>();
@@ -449,13 +456,13 @@ struct PagedMixedSm90 {
     int& slot = control.decode_item[team];
     RingPlace place;
     int next = static_cast<int>(blockIdx.x);
-    if (team > 0 && threads.thread() == 0) next = take(1);
+    if (team > 0 && threads.thread() == 0) next = take_decode();
     for (;;) {
       if (threads.thread() == 0) slot = next;
       threads.sync();
       const int item = slot;
       if (item >= num_decode) break;
-      if (threads.thread() == 0) next = take(1);
+      if (threads.thread() == 0) next = take_decode();
       const TileView view(p, a, p.num_large_tiles + item / p.num_kv_heads);
       Decode tile(p, a, view, item % p.num_kv_heads, kDecodeWarps, memory, maps, threads);
       tile.run_next(memory, place);
@@ -482,13 +489,6 @@ struct PagedMixedSm90 {
       consume();
       const int half = role - 2;
       decode(1 + half, shared + half * Decode::block_bytes(kDecodeWarps));
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      __threadfence();
-      if (atomicAdd(a.counters + 2, 1) == static_cast<int>(gridDim.x) - 1) {
-        for (int i = 0; i < 3; ++i) a.counters[i] = 0;
-      }
     }
   }
 };

@@ -174,14 +174,6 @@ struct RowStrip {
     }
   }
 
-  /// Weights are relative to a logit of the row that is at most kHeadroom (log2) below the largest
-  /// so far, so that they stay below 256, which f16 holds. Past the first keys it seldom moves, and
-  /// lanes need not ask each other for the row's largest: shuffles pass through the port of shared
-  /// memory, where they wait behind the operands of the products (some 150 cycles each, H200,
-  /// 2026-11-30). A row moves by its own logits alone. The price: the largest weight is not 1, and
-  /// is rounded to 16 bits as the others are, half a unit in the last place where one key decides.
-  static constexpr float kHeadroom = 8.0f;
-
   /// Products to weights; returns whether a row of the warp moved, and then by which factors.
   template <int KeyTiles>
   __device__ __forceinline__ bool softmax(float scale, float (&s)[KeyTiles][4], float (&keep)[2]) {
@@ -193,7 +185,7 @@ struct RowStrip {
         m[half] = fmaxf(m[half], fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
       }
     }
-    const bool above = m[0] * scale > max[0] + kHeadroom || m[1] * scale > max[1] + kHeadroom;
+    const bool above = above_headroom(m[0] * scale, max[0]) || above_headroom(m[1] * scale, max[1]);
     const bool moves = __any_sync(0xffffffffu, above);
     if (moves) move(scale, m, keep);
 #pragma unroll
@@ -221,7 +213,7 @@ struct RowStrip {
 #pragma unroll
       for (int step = 1; step < 4; step *= 2) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, step));
       m *= scale;
-      if (!(m > max[half] + kHeadroom)) m = max[half];
+      if (!above_headroom(m, max[half])) m = max[half];
       keep[half] = weight_of(max[half], m);
       max[half] = m;
       sum[half] *= keep[half];
