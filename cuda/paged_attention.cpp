@@ -23,7 +23,7 @@ std::optional<mx::array> add_counters(const PagedAttentionParams& params, Attent
                                       const mx::Stream& stream) {
   if (params.num_partials == 0 && !needs_queues(params)) return std::nullopt;
   const mx::array counters =
-      stream_counters(std::max(params.num_q * params.num_kv_heads, 3), stream);
+      stream_counters(std::max(params.num_q * params.num_kv_heads, 2), stream);
   a.counters = device_ptr<int32_t>(counters);
   return counters;
 }

@@ -194,7 +194,8 @@ def test_prefill_beside_decode_is_cut_as_if_alone():
     ("kv_len", "qo_len", "mixed"),
     [
         ([512], [512], True),  # one round
-        ([2048], [2048], False),  # many short tiles, which hide each other's ends
+        ([512] * 16, [512] * 16, False),  # many short tiles, which hide each other's ends
+        ([1024] * 8, [1024] * 8, True),  # longer ones
         ([2048, 4096], [2048, 1], True),  # beside decode
         ([8192], [8192], True),  # long tiles
         ([4096] * 32, [16] * 32, False),  # 64 rows: another kernel
@@ -208,6 +209,20 @@ def test_large_tiles_run_beside_decode_tiles_where_that_pays(kv_len, qo_len, mix
     large = plan.tiles[:, Q_LEN] > 2
     assert plan._plan.num_large == (np.count_nonzero(large) if mixed else 0)
     assert not mixed or large[: plan._plan.num_large].all()
+
+
+@pytest.mark.parametrize("page_size", [8, 16, 256])
+def test_large_tiles_are_cut_between_blocks_of_keys(page_size):
+    """128 keys: part of a block would cost the CUDA kernel as much as a whole one."""
+    table = table_of([20000], page_size)
+    plan = plan_attention(
+        table, np.array([0, 96], np.int32), target=cuda_target(132), num_qo_heads=32, num_kv_heads=8
+    )
+    assert plan._plan.num_large == len(plan.tiles)
+    begins = np.unique(plan.tiles[:, PAGE_BEGIN])
+    assert len(begins) > 2
+    assert (begins * page_size % 128 == 0).all()
+    check_cover(plan, table, [96], True, -1)
 
 
 def test_batch_invariant_chunks_depend_on_the_request_alone():

@@ -23,11 +23,14 @@ CASES = {
     "decode-page8": ({"kv_len": [301, 5], "page_size": 8}, "decode_sm90", "decode"),
     "decode-page4": ({"kv_len": [300, 5], "page_size": 4}, "decode", "decode"),
     "verify": ({"kv_len": [300, 9], "qo_len": [4, 4]}, "decode_sm90", "decode"),
+    "verify-most": ({"kv_len": [300, 21], "qo_len": [12, 9]}, "decode_sm90", "decode"),
     "verify-long": ({"kv_len": [300, 21], "qo_len": [20, 9]}, "ragged_sm90", "ragged"),
     "prefill": ({"kv_len": [300], "qo_len": [90]}, "mixed_sm90", "ragged"),
     "prefill-dim80": ({"kv_len": [300], "qo_len": [90], "dim": 80}, "ragged", "ragged"),
     "prefill-page4": ({"kv_len": [300], "qo_len": [90], "page_size": 4}, "ragged", "ragged"),
     "mixed": ({"kv_len": [300, 5], "qo_len": [90, 1]}, "mixed_sm90", "ragged"),
+    # Several large tiles a block: the next one's rows are there before all warps are done with this one's.
+    "mixed-many": ({"kv_len": [2048, 700], "qo_len": [2048, 1], "hq": 32, "hkv": 8}, "mixed_sm90", "ragged"),
     "invariant": ({"kv_len": [300, 5]}, "ragged_sm90", "ragged"),
     "f32": ({"kv_len": [300, 5], "dtype": mx.float32}, "simple", "simple"),
 }
