@@ -42,6 +42,8 @@ def cases() -> list[Case]:
     # Large tiles and decode tiles in one launch.
     found.append((128, BF16, (8, 2), 16, [3000, 70, 1], [256, 1, 1], 0))
     found.append((64, F16, (8, 2), 8, [1500, 1, 300], [200, 1, 1], 0))
+    # Several large tiles a block.
+    found.append((128, BF16, (32, 8), 16, [2048, 700], [2048, 1], 0))
     return found
 
 

@@ -65,7 +65,7 @@ struct TileView {
   }
 
   /// Where the state of query token i of the tile and a query head goes: a row of `out`, or of the
-  /// partial states where there are several tiles. Fits 32 bits: a row is 256 bytes and more.
+  /// partial states where there are several tiles. Fits 32 bits: a row is 128 bytes and more.
   __device__ __forceinline__ int64_t state_row(const PagedAttentionParams& p,
                                                const AttentionArrays& a, int i, int head) const {
     return (tile.chunk < 0 ? token(i) : partial_row(a, i)) * p.num_qo_heads + head;

@@ -263,7 +263,7 @@ struct PagedDecode {
     }
   }
 
-  /// Logits to weights: masks, moves the running maxima, and rescales what was summed so far.
+  /// Logits to weights: masks, and moves the columns' references where that is due.
   __device__ __forceinline__ void softmax(int block, const LogitScale<>& logit,
                                           float (&s)[kKeyTiles][ColumnTiles][4]) {
     const int slot = origin + block * Keys;

@@ -198,6 +198,7 @@ struct PagedMixedSm90 {
     for (uint32_t n = 0;; ++n) {
       const bool there = item < num_large;
       barrier_wait(at(control.item_empty[n % 2]), (n / 2 & 1) ^ 1);
+      __syncwarp();  // as in for_items
       if (lane == 0) {
         control.item[n % 2] = there ? item : -1;
         barrier_arrive(at(control.item_full[n % 2]));
@@ -356,6 +357,7 @@ struct PagedMixedSm90 {
         }
         fill += blocks;
       } else {
+        __syncwarp();  // as in for_items
         release(m.control.query_empty[half]);
       }
       barrier_wait(at(m.control.rows_full[half][n % 2]), n / 2 & 1);

@@ -37,7 +37,7 @@ struct RowStrip {
   }
 
   /// Products of the rows with the keys of slots [slot, slot + 8 KeyTiles) to weights: scales,
-  /// caps, masks, moves the maxima and rescales what was summed so far.
+  /// caps, masks, moves the references where that is due and rescales what was summed so far.
   template <int KeyTiles>
   __device__ __forceinline__ void weigh(const PagedAttentionParams& p, const TileView& view,
                                         const LogitScale<>& logit, const StripPlace& place,

@@ -62,6 +62,10 @@ if mx.cuda.is_available():
         hopper = re.search("H100|H200|H800|H20", mx.device_info()["device_name"])
         assert kernels([name]) == [CASES[name][1 if hopper else 2]]
 
+    def test_queues_are_empty_for_the_next_launch():
+        """Each launch of the process is checked; the trace names each kind of launch once."""
+        assert len(set(kernels(["mixed-many", "mixed", "prefill", "mixed-many"]))) == 1
+
     @pytest.mark.parametrize("kernel", ["ragged", "simple"])
     def test_a_kernel_can_be_forced(kernel):
         assert kernels(["decode", "prefill"], f"paged_attention:{kernel}") == [kernel, kernel]
