@@ -31,6 +31,9 @@ static_assert(sizeof(AttentionTile) == 32);
 /// Query rows, at most, of a decode tile in a launch that runs large and decode tiles side by side.
 MLXCEL_CONSTANT int32_t kDecodeRows = 8;
 
+/// KV tokens that the kernel of large tiles in a mixed launch takes at once.
+MLXCEL_CONSTANT int32_t kLargeKeys = 128;
+
 /// Strides are in elements; the last dimension is contiguous. K and V pools have equal strides.
 struct PagedAttentionParams {
   int32_t num_q;         // packed query tokens, nnz

@@ -151,9 +151,6 @@ std::vector<AttentionTile> longest_first(const std::vector<AttentionTile>& tiles
   return sorted;
 }
 
-/// KV tokens that the kernel of large tiles in a mixed launch takes at once.
-constexpr int32_t kLargeKeys = 128;
-
 /// Costs at which tiles are cut: large ones, and those of up to kDecodeRows query rows.
 struct ChunkCosts {
   float large, decode;

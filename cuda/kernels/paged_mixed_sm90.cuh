@@ -27,7 +27,7 @@ struct PagedMixedSm90 {
   static constexpr int kThreads = 512, kConsumers = 256, kConsumerWarps = 8, kDecodeWarps = 4;
   // Registers of a thread, of four times the 128 of the launch.
   static constexpr int kConsumerRegisters = 192, kDecodeRegisters = 96, kProducerRegisters = 32;
-  static constexpr int kRows = 128, kKeys = 128, kSteps = D / 16;
+  static constexpr int kRows = 128, kKeys = kLargeKeys, kSteps = D / 16;
   using Rows = SwizzledRows<T, D>;
   using Decode = PagedDecode<T, D, 1, 16, 2, PoolMaps>;
   static_assert(Decode::kColumns == kDecodeRows);

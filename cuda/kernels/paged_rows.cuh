@@ -68,7 +68,33 @@ struct RowStrip {
   template <int KeyTiles>
   __device__ __forceinline__ bool softmax(const LogitScale<>& logit, float (&s)[KeyTiles][4],
                                           float (&keep)[2]) {
-    return softmax(logit.folded() ? logit.scale : 1.0f, s, keep);
+    const float scale = logit.folded() ? logit.scale : 1.0f;
+    float m[2] = {-INFINITY, -INFINITY}, base[2], total[4] = {};
+#pragma unroll
+    for (int n = 0; n < KeyTiles; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        m[half] = fmaxf(m[half], fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
+      }
+    }
+    const bool above = above_headroom(m[0] * scale, max[0]) || above_headroom(m[1] * scale, max[1]);
+    const bool moves = __any_sync(0xffffffffu, above);
+    if (moves) move(scale, m, keep);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      base[half] = max[half] == -INFINITY ? 0.0f : max[half];  // all masked: weights 0, not NaN
+    }
+#pragma unroll
+    for (int n = 0; n < KeyTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[n][e] = exp2_fast(s[n][e] * scale - base[e / 2]);
+        total[e] += s[n][e];
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) sum[half] += total[half * 2] + total[half * 2 + 1];
+    return moves;
   }
 
   __device__ __forceinline__ void rescale(const float (&keep)[2]) {
@@ -172,37 +198,6 @@ struct RowStrip {
         }
       }
     }
-  }
-
-  /// Products to weights; returns whether a row of the warp moved, and then by which factors.
-  template <int KeyTiles>
-  __device__ __forceinline__ bool softmax(float scale, float (&s)[KeyTiles][4], float (&keep)[2]) {
-    float m[2] = {-INFINITY, -INFINITY}, base[2], total[4] = {};
-#pragma unroll
-    for (int n = 0; n < KeyTiles; ++n) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        m[half] = fmaxf(m[half], fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
-      }
-    }
-    const bool above = above_headroom(m[0] * scale, max[0]) || above_headroom(m[1] * scale, max[1]);
-    const bool moves = __any_sync(0xffffffffu, above);
-    if (moves) move(scale, m, keep);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      base[half] = max[half] == -INFINITY ? 0.0f : max[half];  // all masked: weights 0, not NaN
-    }
-#pragma unroll
-    for (int n = 0; n < KeyTiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        s[n][e] = exp2_fast(s[n][e] * scale - base[e / 2]);
-        total[e] += s[n][e];
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) sum[half] += total[half * 2] + total[half * 2 + 1];
-    return moves;
   }
 
   /// Moves the rows that have a logit above their headroom to their largest, given each lane's.

@@ -95,7 +95,9 @@ double largest_error(const Weight& w, const std::vector<float>& x, const std::ve
       sum += product;
       size += std::fabs(product);
     }
-    worst = std::max(worst, std::fabs(out[i] - sum) / size);
+    const double error = std::fabs(out[i] - sum) / size;
+    if (std::isnan(error)) return error;  // std::max would drop it
+    worst = std::max(worst, error);
   }
   return worst;
 }
