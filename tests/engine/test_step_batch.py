@@ -13,6 +13,7 @@ from mlxcel_ext.sampling_params import SamplingParams
 from mlxcel_ext.scheduler.request import Request
 from mlxcel_ext.scheduler.scheduler import ScheduledRow
 from mlxcel_ext.step_batch import StepBatch, StepBatcher
+from tests.support.device import uploaded
 
 PAGE = 4
 
@@ -36,14 +37,14 @@ def contents(batch: StepBatch) -> list[object]:
     table = batch.table
     table.validate(10_000)
     return [
-        batch.positions.tolist(),
+        uploaded(batch.positions),
         table.kv_indptr.tolist(),
         table.kv_indices.tolist(),
         table.kv_last_page_len.tolist(),
         table.kv_len.tolist(),
         None if batch.qo_indptr is None else batch.qo_indptr.tolist(),
-        table.slots_on_device(batch.qo_indptr, 10_000).tolist(),
-        None if batch.logit_rows is None else batch.logit_rows.tolist(),
+        uploaded(table.slots_on_device(batch.qo_indptr, 10_000)),
+        None if batch.logit_rows is None else uploaded(batch.logit_rows),
     ]
 
 

@@ -192,13 +192,13 @@ def test_pages_beyond_2_31_elements(stream, rng):
     tiles = _ext.AttentionTiles(
         mx.zeros((0, 8), mx.int32), mx.zeros((1,), mx.int32), None, num_pages * page_size, False, 0, 0, 0
     )
-    nothing = PageTable([0], [], [], page_size)
+    nothing = PageTable([0], [], [], page_size).on_device(stream=stream)
     options = _ext.AttentionOptions(True, 1.0, -1, 0.0, "NHD")
     small = mx.zeros((1, page_size, heads, dim))
 
     def untouched() -> mx.array:
         pool, _ = _ext.paged_attention_partial(
-            mx.zeros((0, heads, dim)), small, small, nothing.on_device(), tiles, options, stream=stream
+            mx.zeros((0, heads, dim)), small, small, nothing, tiles, options, stream=stream
         )
         return pool.reshape(num_pages, page_size, heads, dim)
 
