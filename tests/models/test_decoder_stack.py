@@ -100,7 +100,7 @@ def stacked(tmp_path_factory) -> Model:
     path = tmp_path_factory.mktemp("llama")
     config = tiny_model.CONFIGS["llama"]
     tiny_model.save(path, config, tiny_model.reference(config))
-    return load(str(path), progress=False).model
+    return load(str(path), dtype="float32", progress=False).model
 
 
 def test_pools_share_their_buffers_over_steps(stacked):

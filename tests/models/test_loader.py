@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 from mlxcel_ext.models import Model, load, loader
 from tests.models.test_llama import TOKENS, assert_logits_close
 from tests.support import gguf_files, tiny_model
+from tests.support.device import default_device
 from tests.support.generate import PagedRunner
 
 Q = gguf.GGMLQuantizationType
@@ -23,6 +24,11 @@ Q = gguf.GGMLQuantizationType
 
 def logits(model: Model) -> mx.array:
     return PagedRunner(model).step({"a": TOKENS[:30]})
+
+
+def exact(path: str | pathlib.Path) -> Model:
+    """With activations in f32, as mlx-lm's are here."""
+    return load(str(path), dtype="float32").model
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +56,11 @@ def test_all_parts_of_a_loaded_model(folder):
     assert loaded.config.vocab_size == tiny_model.VOCAB
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("hé")) == "hé"
     assert loaded.chat_template.render([{"role": "user", "content": "x"}]) == "user: x\nassistant:"
+
+
+def test_activations_are_f32_on_the_cpu_and_bf16_on_a_gpu(folder, stream):
+    with default_device(stream):
+        assert load(str(folder)).model.dtype == (mx.float32 if stream == mx.cpu else mx.bfloat16)
 
 
 def test_a_bar_is_shown_on_stderr(folder, capfd):
@@ -93,7 +104,7 @@ def test_parts_may_be_quantized_differently(tmp_path):
     rules |= {f"model.layers.{i}.self_attn.v_proj": {"group_size": 64, "bits": 8} for i in range(3)}
     change_config(tmp_path, quantization=rules)
     want = tiny_model.reference_logits(model, TOKENS[:30], 30)
-    assert_logits_close(logits(load(str(tmp_path)).model), want)
+    assert_logits_close(logits(exact(tmp_path)), want)
 
 
 @pytest.mark.parametrize("mode", ["mxfp4", "mxfp8"])
@@ -105,7 +116,7 @@ def test_modes_without_offsets(tmp_path, mode):
     tiny_model.save(tmp_path, config, model)
     change_config(tmp_path, quantization={"group_size": 32, "bits": bits, "mode": mode})
     want = tiny_model.reference_logits(model, TOKENS[:30], 30)
-    assert_logits_close(logits(load(str(tmp_path)).model), want)
+    assert_logits_close(logits(exact(tmp_path)), want)
 
 
 @pytest.fixture
@@ -125,7 +136,7 @@ def as_gguf(tmp_path):
 @pytest.mark.parametrize("name", ["llama", "llama-biases", "smollm", "qwen2", "qwen3"])
 def test_gguf_equals_mlx_lm(as_gguf, name):
     path, reference = as_gguf(name)
-    loaded = load(path)
+    loaded = load(path, dtype="float32")
     assert loaded.config.tie_word_embeddings is tiny_model.CONFIGS[name]["tie_word_embeddings"]
     assert_logits_close(logits(loaded.model), tiny_model.reference_logits(reference, TOKENS[:30], 30))
 
@@ -135,14 +146,14 @@ def test_quantized_gguf_is_near(as_gguf, kind):
     path, reference = as_gguf("llama", kind)
     tolerance = {Q.Q8_0: 0.05, Q.Q5_0: 0.4, Q.Q4_0: 0.8, Q.F16: 0.005}[kind]
     assert_logits_close(
-        logits(load(path).model), tiny_model.reference_logits(reference, TOKENS[:30], 30), tolerance
+        logits(exact(path)), tiny_model.reference_logits(reference, TOKENS[:30], 30), tolerance
     )
 
 
 def test_gguf_rope_scaling(as_gguf):
     path, _ = as_gguf("llama", **{"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0})
     reference = tiny_model.reference(tiny_model.CONFIGS["linear-rope"])
-    assert_logits_close(logits(load(path).model), tiny_model.reference_logits(reference, TOKENS[:30], 30))
+    assert_logits_close(logits(exact(path)), tiny_model.reference_logits(reference, TOKENS[:30], 30))
 
 
 @pytest.mark.parametrize(
