@@ -55,6 +55,13 @@ def no_late_errors():
 
 
 @pytest.fixture
+def on_each_device(stream: mx.Device) -> Iterator[None]:
+    """For what takes no stream: each device in turn as default device."""
+    with default_device(stream):
+        yield
+
+
+@pytest.fixture
 def on_cpu() -> Iterator[None]:
     """For what a GPU does otherwise: the CPU as default device."""
     with default_device(mx.cpu):

@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 
 from mlxcel_ext.ops.device import to_device, to_list
-from tests.support.device import default_device
 
-
-@pytest.fixture(autouse=True)
-def on_each_device(stream):
-    with default_device(stream):
-        yield
+pytestmark = pytest.mark.usefixtures("on_each_device")
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.float32])

@@ -11,6 +11,8 @@ import pytest
 
 from mlxcel_ext.ops import memory
 
+pytestmark = pytest.mark.usefixtures("on_each_device")
+
 
 @pytest.mark.parametrize("shape", [(3,), (0, 4), (700, 1000), (3, 1 << 20)])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
