@@ -14,6 +14,7 @@ from mlxcel_ext import (
     plan_attention,
     rope_append,
 )
+from mlxcel_ext.ops import PlanTarget
 from tests.conftest import METAL_EMULATED
 from tests.support.compare import assert_close, to_numpy
 from tests.support.paged import PagedCase, each_kv_dtype
@@ -22,6 +23,7 @@ from tests.support.paged import PagedCase, each_kv_dtype
 # scores of size 10 as well, and in every step of the online softmax.
 ULPS = {mx.float32: 16, mx.float16: 1, mx.bfloat16: 1}
 LSE_ULPS = 16
+Q_LEN = 2  # column of a plan's tiles
 
 
 def check(
@@ -197,6 +199,25 @@ def test_runs_are_bitwise_equal(stream, dtype, kv_dtype, rng):
     for _ in range(3):
         again = paged_attention(*case.args, qo_indptr=case.qo_indptr, stream=stream)
         assert mx.array_equal(first, again)
+
+
+@pytest.mark.parametrize("dim", [64, 80, 128])
+@pytest.mark.parametrize("options", [{}, {"window_left": 20}, {"logits_soft_cap": 0.5}], ids=str)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_bits_do_not_depend_on_the_tile(dtype, rng, dim, options):
+    # Tiles of 4 rows read K and V in the pool; of more, whole vectors lie as lanes and the rest does not.
+    case = PagedCase(rng, [150, 97], qo_len=[30, 97], dtype=dtype, hq=4, hkv=1, dim=dim)
+    run = {"qo_indptr": case.qo_indptr, "return_lse": True, "stream": mx.cpu, **options}
+    first = None
+    for tile_rows in (4, 12, 16, 28, 32, 64):
+        target = PlanTarget(1, tile_rows, 4, 1 << 20, 0, 1, 1 << 20)
+        plan = plan_attention(case.table, case.qo_indptr, target=target, **case.heads)
+        assert plan.num_partials == 0
+        assert plan.tiles[:, Q_LEN].max() * 4 == tile_rows
+        outs = paged_attention(*case.args, plan=plan, **run)
+        first = first or outs
+        for got, want in zip(outs, first, strict=True):
+            assert mx.array_equal(got, want)
 
 
 def test_compile_merges_equal_nodes_only(stream, rng):

@@ -6,6 +6,8 @@
 // and tokens are blocked together: scores add up in kLanes partial sums along head_dim, output
 // elements add tokens in order. So a query row's result does not depend on its tile.
 
+#include <bit>
+
 #include "cpu/kernels/simd.h"
 
 namespace mlxcel::cpu {
@@ -13,55 +15,75 @@ namespace {
 
 constexpr int kQuad = 4;
 
-/// out[i] = the lanes of vector i of four, reduced by `op` in one order for each vector.
+// Within each quad of lanes: x0 y0 x1 y1, x2 y2 x3 y3, x0 x1 y0 y1 and x2 x3 y2 y3.
+#if defined(__AVX512F__)
+inline vfloat interleave_low(vfloat x, vfloat y) {
+  return __builtin_shufflevector(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+}
+inline vfloat interleave_high(vfloat x, vfloat y) {
+  return __builtin_shufflevector(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+}
+inline vfloat low_halves(vfloat x, vfloat y) {
+  return __builtin_shufflevector(x, y, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+}
+inline vfloat high_halves(vfloat x, vfloat y) {
+  return __builtin_shufflevector(x, y, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+}
+#elif defined(__AVX2__)
+inline vfloat interleave_low(vfloat x, vfloat y) {
+  return __builtin_shufflevector(x, y, 0, 8, 1, 9, 4, 12, 5, 13);
+}
+inline vfloat interleave_high(vfloat x, vfloat y) {
+  return __builtin_shufflevector(x, y, 2, 10, 3, 11, 6, 14, 7, 15);
+}
+inline vfloat low_halves(vfloat x, vfloat y) {
+  return __builtin_shufflevector(x, y, 0, 1, 8, 9, 4, 5, 12, 13);
+}
+inline vfloat high_halves(vfloat x, vfloat y) {
+  return __builtin_shufflevector(x, y, 2, 3, 10, 11, 6, 7, 14, 15);
+}
+#else
+inline vfloat interleave_low(vfloat x, vfloat y) {
+  return __builtin_shufflevector(x, y, 0, 4, 1, 5);
+}
+inline vfloat interleave_high(vfloat x, vfloat y) {
+  return __builtin_shufflevector(x, y, 2, 6, 3, 7);
+}
+inline vfloat low_halves(vfloat x, vfloat y) {
+  return __builtin_shufflevector(x, y, 0, 1, 4, 5);
+}
+inline vfloat high_halves(vfloat x, vfloat y) {
+  return __builtin_shufflevector(x, y, 2, 3, 6, 7);
+}
+#endif
+
+/// out[i] = the lanes of vector i of four, reduced by `op` in one order for each vector: those two
+/// apart, then neighbours, then the quads.
 template <class Op>
 [[gnu::always_inline]] inline void reduce(float* out, vfloat a, vfloat b, vfloat c, vfloat d,
                                           Op op) {
+  const vfloat ab = op(interleave_low(a, b), interleave_high(a, b));
+  const vfloat cd = op(interleave_low(c, d), interleave_high(c, d));
+  vfloat all = op(low_halves(ab, cd), high_halves(ab, cd));
 #if defined(__AVX512F__)
-  const vfloat ab =
-      op(__builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29),
-         __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31));
-  const vfloat cd =
-      op(__builtin_shufflevector(c, d, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29),
-         __builtin_shufflevector(c, d, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31));
-  const vfloat quarters = op(
-      __builtin_shufflevector(ab, cd, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
-      __builtin_shufflevector(ab, cd, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
-  const vfloat halves = op(quarters, __builtin_shufflevector(quarters, quarters, 4, 5, 6, 7, 0, 1,
-                                                             2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-  const vfloat all = op(halves, __builtin_shufflevector(halves, halves, 8, 9, 10, 11, 12, 13, 14,
-                                                        15, 0, 1, 2, 3, 4, 5, 6, 7));
-  std::memcpy(out, &all, kQuad * sizeof(float));
+  all = op(all,
+           __builtin_shufflevector(all, all, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  all = op(all,
+           __builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
 #elif defined(__AVX2__)
-  const vfloat ab = op(__builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13),
-                       __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15));
-  const vfloat cd = op(__builtin_shufflevector(c, d, 0, 8, 1, 9, 4, 12, 5, 13),
-                       __builtin_shufflevector(c, d, 2, 10, 3, 11, 6, 14, 7, 15));
-  const vfloat abcd = op(__builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13),
-                         __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15));
-  const vfloat all = op(abcd, __builtin_shufflevector(abcd, abcd, 4, 5, 6, 7, 0, 1, 2, 3));
-  std::memcpy(out, &all, kQuad * sizeof(float));
-#else
-  const vfloat in[kQuad] = {a, b, c, d};
-  for (int i = 0; i < kQuad; ++i) {
-    vfloat v = in[i];
-    for (int w = kLanes / 2; w > 0; w /= 2) {
-      vfloat upper = v;
-      for (int l = 0; l < w; ++l) upper[l] = v[l + w];
-      v = op(v, upper);
-    }
-    out[i] = v[0];
-  }
+  all = op(all, __builtin_shufflevector(all, all, 4, 5, 6, 7, 0, 1, 2, 3));
 #endif
+  std::memcpy(out, &all, kQuad * sizeof(float));
 }
 
 [[gnu::always_inline]] inline vfloat add(vfloat a, vfloat b) {
   return a + b;
 }
 
-/// s[r * stride + t] = <q[r], k[t]> for Rows query rows and four tokens. Dim is head_dim, where it
-/// is known when this is compiled, or 0.
-template <int Rows, int Dim = 0, class K>
+/// s[r * stride + t] = <q[r], k[t]> for Rows query rows and four tokens. A vector of a K row is
+/// Step vectors behind the one before. Dim is head_dim, where it is known when this is compiled, or
+/// 0.
+template <int Rows, int Dim = 0, int Step = 1, class K>
 [[gnu::always_inline]] inline void dot_quad(const float* q, int head_dim, const K* k0, const K* k1,
                                             const K* k2, const K* k3, float* s, int stride) {
   vfloat acc[Rows][kQuad] = {};
@@ -72,7 +94,7 @@ template <int Rows, int Dim = 0, class K>
     });
     unroll<kQuad>([&](auto t) __attribute__((always_inline)) {
       const K* row = t == 0 ? k0 : t == 1 ? k1 : t == 2 ? k2 : k3;
-      const vfloat key = in_register(load(row + d));
+      const vfloat key = in_register(load(row + d * Step));
       unroll<Rows>([&](auto r) __attribute__((always_inline)) {
         acc[r][t] = fma(query[r], key, acc[r][t]);
       });
@@ -88,11 +110,94 @@ template <int Rows, int Dim = 0, class K>
   });
 }
 
-/// o[r][d] += sum over t in [begin, end) of p[r * stride + t] * v(t)[d], tokens in order, for Rows
-/// rows of o, head_dim apart, and d below Vectors * kLanes. v(t) is a pointer.
-template <int Rows, int Vectors, class Values>
-void accumulate(float* o, int head_dim, const float* p, int stride, const Values& v, int begin,
-                int end) {
+/// out[l * stride + i] = lane l of vector i of four.
+[[gnu::always_inline]] inline void transpose(float* out, int64_t stride, vfloat a, vfloat b,
+                                             vfloat c, vfloat d) {
+  const vfloat ab = interleave_low(a, b), cd = interleave_low(c, d);
+  const vfloat upper_ab = interleave_high(a, b), upper_cd = interleave_high(c, d);
+  // Lanes i, i + 4, ... of all four.
+  const vfloat lanes[kQuad] = {low_halves(ab, cd), high_halves(ab, cd),
+                               low_halves(upper_ab, upper_cd), high_halves(upper_ab, upper_cd)};
+  unroll<kQuad>([&](auto i) __attribute__((always_inline)) {
+    float quads[kLanes];
+    store(quads, lanes[i]);
+    for (int l = 0; l < kLanes; l += kQuad) {
+      std::memcpy(out + (i + l) * stride, quads + l, kQuad * sizeof(float));
+    }
+  });
+}
+
+/// Adds up what `reduce` does, in its order, where each lane's part is a vector: pairwise. For N
+/// sums at a time.
+template <int N>
+struct PairwiseSum {
+  vfloat waiting[std::bit_width(unsigned{kLanes}) - 1][N];
+
+  /// The lane whose parts come in that turn of kLanes: of each quad 0, 2, 1, 3.
+  static constexpr int lane(unsigned turn) {
+    return (turn & ~3u) | (turn & 1) << 1 | (turn >> 1 & 1);
+  }
+
+  /// Takes that lane's parts; behind the last turn, they are the totals.
+  template <unsigned Turn>
+  [[gnu::always_inline]] void add(vfloat (&sums)[N]) {
+    constexpr int kPairs = std::countr_one(Turn);
+    unroll<kPairs>([&](auto level) __attribute__((always_inline)) {
+      unroll<N>([&](auto i) __attribute__((always_inline)) { sums[i] += waiting[level][i]; });
+    });
+    if constexpr (Turn + 1 < kLanes) {
+      unroll<N>([&](auto i) __attribute__((always_inline)) { waiting[kPairs][i] = sums[i]; });
+    }
+  }
+};
+
+/// s[v][t] = <query rows, k[t]> for Vectors * kLanes query rows, which lie as lanes, and Keys
+/// tokens. q is (Vectors, kLanes, head_dim / kLanes) vectors: element d of the rows is at [d %
+/// kLanes][d / kLanes]. k is (head_dim / kLanes, Step) vectors, of which Keys count, s (Vectors,
+/// Block). The same sums as dot_quad's, in its order, but without shuffles. Calls meanwhile(turn)
+/// for kLanes turns.
+template <int Vectors, int Keys, int Step, int Block, class Meanwhile>
+[[gnu::always_inline]] inline void dot_lanes(const float* q, int head_dim, const float* k, float* s,
+                                             const Meanwhile& meanwhile) {
+  vfloat acc[Vectors * Keys];
+  PairwiseSum<Vectors * Keys> pairwise;
+  unroll<kLanes>([&](auto turn) __attribute__((always_inline)) {
+    constexpr int lane = pairwise.lane(turn);
+    meanwhile(turn);
+    unroll<Vectors * Keys>([&](auto i) __attribute__((always_inline)) { acc[i] = vfloat{}; });
+    const float* row = q + lane * head_dim;
+    const float* key = k + lane;
+    for (int d = 0; d < head_dim; d += kLanes, row += kLanes, key += Step * kLanes) {
+      vfloat query[Vectors];
+      unroll<Vectors>([&](auto v) __attribute__((always_inline)) {
+        query[v] = in_register(load(row + v * head_dim * kLanes));
+      });
+      unroll<Keys>([&](auto t) __attribute__((always_inline)) {
+        const vfloat x = in_register(splat(key[t * kLanes]));
+        unroll<Vectors>([&](auto v) __attribute__((always_inline)) {
+          acc[v * Keys + t] = fma(query[v], x, acc[v * Keys + t]);
+        });
+      });
+    }
+    pairwise.template add<turn>(acc);
+  });
+  unroll<Vectors>([&](auto v) __attribute__((always_inline)) {
+    unroll<Keys>([&](auto t) __attribute__((always_inline)) {
+      store(s + (v * Block + t) * kLanes, acc[v * Keys + t]);
+    });
+  });
+}
+
+/// Where weights lie: that of row r and token t at r * Row + t * Token.
+template <int Row, int Token>
+struct WeightLayout {
+  static constexpr int row = Row, token = Token;
+};
+
+/// o[r][d] += sum over t in [begin, end) of weight (r, t) * v(t)[d], tokens in order, for Rows rows
+/// of o, head_dim apart, and d below Vectors * kLanes. v(t) is a pointer.
+template <class Layout, int Rows, int Vectors, class Values>
+void accumulate(float* o, int head_dim, const float* p, const Values& v, int begin, int end) {
   if (begin >= end) return;
   vfloat acc[Rows][Vectors];
   unroll<Rows>([&](auto r) {
@@ -100,7 +205,7 @@ void accumulate(float* o, int head_dim, const float* p, int stride, const Values
   });
   for (int t = begin; t < end; ++t) {
     vfloat weight[Rows];
-    unroll<Rows>([&](auto r) { weight[r] = splat(p[r * stride + t]); });
+    unroll<Rows>([&](auto r) { weight[r] = splat(p[r * Layout::row + t * Layout::token]); });
     const auto* row = v(t);
     unroll<Vectors>([&](auto j) {
       const vfloat value = in_register(load(row + j * kLanes));
@@ -143,6 +248,36 @@ void online_softmax(float* p, float* m, float* l, float* factor) {
     factor[r] = change[r];
     l[r] = l[r] * factor[r] + sums[r];
   });
+}
+
+/// The same for kLanes rows that lie as lanes: p[t].
+template <int Block>
+void online_softmax_lanes(float* p, float* m, float* l, float* factor) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  vfloat part[kQuad];
+  unroll<kQuad>([&](auto i) { part[i] = load(m); });
+  for (int t = 0; t < Block; t += kQuad) {
+    unroll<kQuad>([&](auto i) { part[i] = vmax(part[i], load(p + (t + i) * kLanes)); });
+  }
+  const vfloat most = vmax(vmax(part[0], part[1]), vmax(part[2], part[3]));
+  const vfloat base = most == -kInfinity ? vfloat{} : most;
+  PairwiseSum<1> pairwise;
+  unroll<kLanes>([&](auto turn) __attribute__((always_inline)) {
+    vfloat total[1] = {};
+    unroll<Block / kLanes>([&](auto i) __attribute__((always_inline)) {
+      float* weight = p + (i * kLanes + pairwise.lane(turn)) * kLanes;
+      const vfloat w = exp2(load(weight) - base);
+      store(weight, w);
+      total[0] += w;
+    });
+    pairwise.template add<turn>(total);
+    if constexpr (turn + 1 == kLanes) {
+      const vfloat change = exp2(load(m) - base);
+      store(factor, change);
+      store(l, load(l) * change + total[0]);
+    }
+  });
+  store(m, most);
 }
 
 /// cap * tanh(x / cap) where x and the result are in units of log2(e): x = logit * log2(e).

@@ -1,6 +1,7 @@
 #include "cpu/kernels/paged_attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "common/cpu_features.h"
@@ -25,8 +26,10 @@ const AttentionCode& code_of(const PagedAttentionParams& params) {
   return code(params.dtype, params.kv_dtype);
 }
 
-void run_tiles(const PagedAttentionParams& params, const AttentionInputs& in,
-               const TileOutput& out) {
+/// Runs all tiles, and done(tile, kv_head) after each.
+template <class Done>
+void run_tiles(const PagedAttentionParams& params, const AttentionInputs& in, const TileOutput& out,
+               const Done& done) {
   const AttentionCode& code = code_of(params);
   const size_t pairs = static_cast<size_t>(params.num_tiles) * params.num_kv_heads;
   const size_t workers = std::min<size_t>(num_threads(), pairs);
@@ -35,6 +38,7 @@ void run_tiles(const PagedAttentionParams& params, const AttentionInputs& in,
   parallel_tasks(pairs, [&](size_t begin, size_t end) {
     for (size_t pair = begin; pair < end; ++pair) {
       code.tile(params, in, out, pair, end - begin == 1 ? pair + workers : pair + 1);
+      done(in.tiles[pair / params.num_kv_heads], static_cast<int>(pair % params.num_kv_heads));
     }
   });
 }
@@ -56,16 +60,32 @@ void paged_attention(const PagedAttentionParams& params, const AttentionInputs& 
   const size_t rows = static_cast<size_t>(params.num_partials) * params.num_qo_heads;
   if (partials.size() < rows * (params.head_dim + 1)) partials.resize(rows * (params.head_dim + 1));
   const TileOutput output{out, lse, partials.data(), partials.data() + rows * params.head_dim};
-  run_tiles(params, in, output);
-  if (params.num_partials == 0) return;
+  if (params.num_partials == 0) return run_tiles(params, in, output, [](auto&, int) {});
+  // Where the last part of a query token is written, its parts are merged: threads that had gone to
+  // sleep would take longer to wake up than a decode step's parts to merge.
+  static thread_local std::vector<std::atomic<int32_t>> parts;  // to come, by token and KV head
+  const size_t merges = static_cast<size_t>(params.num_q) * params.num_kv_heads;
+  if (parts.size() < merges) parts = std::vector<std::atomic<int32_t>>(merges);
+  for (size_t i = 0; i < merges; ++i) {
+    const size_t token = i / params.num_kv_heads;
+    parts[i].store(in.merge_indptr[token + 1] - in.merge_indptr[token], std::memory_order_relaxed);
+  }
   const AttentionCode& code = code_of(params);
-  parallel_for(params.num_q, 4,
-               [&](size_t begin, size_t end) { code.merge(params, in, output, begin, end); });
+  run_tiles(params, in, output, [&, left = parts.data()](const AttentionTile& tile, int kv_head) {
+    if (tile.chunk < 0) return;
+    for (int i = tile.q_begin; i < tile.q_begin + tile.q_len; ++i) {
+      const int token = tile.shared != 0 ? in.token_order[i] : i;
+      std::atomic<int32_t>& mine = left[int64_t{token} * params.num_kv_heads + kv_head];
+      if (mine.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        code.merge(params, in, output, token, kv_head);
+      }
+    }
+  });
 }
 
 void paged_attention_partial(const PagedAttentionParams& params, const AttentionInputs& in,
                              float* v, float* lse) {
-  run_tiles(params, in, {nullptr, nullptr, v, lse});
+  run_tiles(params, in, {nullptr, nullptr, v, lse}, [](auto&, int) {});
 }
 
 }  // namespace mlxcel::cpu

@@ -16,12 +16,13 @@ struct TileOutput {
 };
 
 /// The code of one instruction set: one (tile, KV head) pair of all num_tiles * num_kv_heads, and
-/// output rows to merge. `next` is the pair that this thread probably runs after it.
+/// the merge of a query token's parts, for the heads of a KV head. `next` is the pair that this
+/// thread probably runs after it.
 struct AttentionCode {
   void (*tile)(const PagedAttentionParams&, const AttentionInputs&, const TileOutput&, int64_t pair,
                int64_t next);
-  void (*merge)(const PagedAttentionParams&, const AttentionInputs&, const TileOutput&,
-                int64_t begin, int64_t end);
+  void (*merge)(const PagedAttentionParams&, const AttentionInputs&, const TileOutput&, int token,
+                int kv_head);
 };
 
 namespace {
@@ -39,6 +40,16 @@ constexpr int kFewRows = 4;
 /// Query rows of a register block then: with kPanel vectors or kQuad keys each, they and what they
 /// are multiplied by fit the registers.
 constexpr int kRowBlock = kLanes == 16 ? 4 : 3;
+
+/// Whether whole vectors of query rows, if they are not few, lie as lanes, so that their scores add
+/// up without shuffles: stacked tiles of 32 rows then take 0.87 of the time. With AVX2,
+/// whose shuffles are cheaper, it is as fast either way, and 12 rows take 1.12 to 1.14
+/// (2026-11-30).
+constexpr bool kRowsAsLanes = kLanes == 16;
+
+/// Keys that one or two such vectors are multiplied by at a time: enough sums to cover the latency
+/// of a product, and they fit the registers.
+constexpr int kLaneKeys = 8;
 
 /// Vectors of V rows that are gathered at a time: 64 tokens of 32 floats (AVX2) are 8 KB of L1.
 constexpr int kPanel = 4;
@@ -70,6 +81,8 @@ struct TileMemory {
     to = from + rows;
   }
 
+  // Of q and p, rows that lie as lanes come first: kLanes rows are (head_dim, kLanes), as dot_lanes
+  // takes them, and (kBlock, kLanes).
   float* q;         // (rows, head_dim), times sm_scale * log2(e)
   float* o;         // (rows, head_dim), not normalised
   float* p;         // (rows, kBlock) scores, then weights
@@ -94,6 +107,7 @@ class TileRun {
         kv_head_(kv_head),
         group_(params.num_qo_heads / params.num_kv_heads),
         rows_(tile.q_len * group_),
+        lane_rows_(kRowsAsLanes && rows_ > kFewRows ? rows_ / kLanes * kLanes : 0),
         dim_(params.head_dim),
         mem_(rows_, dim_),
         pages_(in.kv_indices + in.kv_indptr[tile.request]) {
@@ -116,12 +130,7 @@ class TileRun {
 
   /// `next` is the pair that comes after this one, of all pairs.
   void run(const AttentionInputs& in, int64_t next) {
-    for (int r = 0; r < rows_; ++r) {
-      const T* q = q_in_ + q_row(r) * dim_;
-      for (int d = 0; d < dim_; d += kLanes) {
-        store(mem_.q + r * dim_ + d, load(q + d) * params_.sm_scale_log2);
-      }
-    }
+    load_queries();
     std::fill(mem_.o, mem_.o + static_cast<int64_t>(rows_) * dim_, 0.0f);
     std::fill(mem_.m, mem_.m + rows_, kMinusInfinity);
     std::fill(mem_.l, mem_.l + rows_, 0.0f);
@@ -168,6 +177,27 @@ class TileRun {
   }
 
  private:
+  using RowMajor = WeightLayout<kBlock, 1>;
+  using Lanes = WeightLayout<1, kLanes>;
+
+  /// Query rows, times sm_scale * log2(e).
+  void load_queries() {
+    const float scale = params_.sm_scale_log2;
+    for (int r = 0; r < lane_rows_; r += kQuad) {
+      const T* row[kQuad];
+      for (int i = 0; i < kQuad; ++i) row[i] = q_in_ + q_row(r + i) * dim_;
+      float* q = mem_.q + r / kLanes * kLanes * dim_ + r % kLanes;
+      for (int d = 0; d < dim_; d += kLanes) {
+        transpose(q + d, dim_, load(row[0] + d) * scale, load(row[1] + d) * scale,
+                  load(row[2] + d) * scale, load(row[3] + d) * scale);
+      }
+    }
+    for (int r = lane_rows_; r < rows_; ++r) {
+      const T* q = q_in_ + q_row(r) * dim_;
+      for (int d = 0; d < dim_; d += kLanes) store(mem_.q + r * dim_ + d, load(q + d) * scale);
+    }
+  }
+
   /// The packed query token that the tile's token i is.
   int32_t token(int i) const { return tokens_ != nullptr ? tokens_[i] : tile_.q_begin + i; }
 
@@ -239,7 +269,8 @@ class TileRun {
     } else {
       for (int t = from_ & -kQuad; t < to_; t += kKeyRows) scores(t, std::min(t + kKeyRows, to_));
     }
-    by_parts<4>(0, rows_, [&](auto rows, int r) { softmax<rows>(r); });
+    for (int r = 0; r < lane_rows_; r += kLanes) softmax_lanes(r);
+    by_parts<4>(lane_rows_, rows_, [&](auto rows, int r) { softmax<rows>(r); });
     if (rows_ <= kFewRows) {
       weigh_values_of_few();
     } else {
@@ -294,39 +325,81 @@ class TileRun {
     }
   }
 
-  /// Scores of all rows for tokens [begin, end) in quads, and the tokens' V rows into L2: a few
-  /// after each register block, since a run of prefetches would hold up the loads behind it.
+  /// Scores of all rows for tokens [begin, end) in quads, and the tokens' V rows into L2: a few at
+  /// a time, since a run of prefetches would hold up the loads behind it.
   void scores(int begin, int end) {
-    const float* key[kKeyRows];
-    for (int t = begin; t < end || t % kQuad != 0; ++t) {
-      key[t - begin] = key_row(k_ + here_[t], t - begin);
+    if constexpr (kRowsAsLanes) {
+      if (lane_rows_ > 0) {
+        copy_keys<kLaneKeys>(begin, end);
+        by_parts<2>(0, lane_rows_ / kLanes, [&](auto vectors, int i) {
+          constexpr int kKeys = kLaneKeys;
+          int t = begin;
+          for (; t + kKeys <= end; t += kKeys) scores_of_lanes<vectors, kKeys>(i, t, begin);
+          for (; t < end; t += kQuad) scores_of_lanes<vectors, kQuad>(i, t, begin);
+        });
+        return scores_of_rows<kLaneKeys>(begin, end, end);
+      }
     }
-    const int first = std::max(begin, from_);
+    copy_keys<1>(begin, end);
+    scores_of_rows<1>(begin, end, std::max(begin, from_));
+  }
+
+  /// Where the K row of the index-th token at hand lies in f32: as every Step-th vector of Step
+  /// rows. With rows that lie as lanes Step is kLaneKeys, so that constants tell one key from the
+  /// next.
+  template <int Step>
+  float* key(int index) const {
+    return mem_.gathered + index / Step * Step * dim_ + index % Step * kLanes;
+  }
+
+  /// The K rows of tokens [begin, end) of the block in f32, and up to a whole quad.
+  template <int Step>
+  void copy_keys(int begin, int end) {
+    for (int t = begin; t < end || t % kQuad != 0; ++t) {
+      by_parts<8>(0, dim_ / kLanes,
+                  [to = key<Step>(t - begin), row = k_ + here_[t]](auto count, int i) {
+                    copy<count, Step>(to + i * Step * kLanes, row + i * kLanes);
+                  });
+    }
+  }
+
+  /// Scores of the rows that do not lie as lanes. V rows from token `first` on are prefetched.
+  template <int Step>
+  void scores_of_rows(int begin, int end, int first) {
     int next = first;
-    by_parts<3>(0, rows_, [&](auto rows, int r) {
+    by_parts<3>(lane_rows_, rows_, [&](auto rows, int r) {
       for (int t = begin; t < end; t += kQuad) {
-        const float* const* k = key + t - begin;
-        dot_quad<rows>(mem_.q + r * dim_, dim_, k[0], k[1], k[2], k[3], mem_.p + r * kBlock + t,
-                       kBlock);
+        const float* k = key<Step>(t - begin);
+        const int64_t row = Step == 1 ? dim_ : kLanes;
+        dot_quad<rows, 0, Step>(mem_.q + r * dim_, dim_, k, k + row, k + 2 * row, k + 3 * row,
+                                mem_.p + r * kBlock + t, kBlock);
       }
       const int until = first + (end - first) * (r + rows) / rows_;
       for (; next < until; ++next) prefetch<2>(v_ + here_[next], 0, dim_);
     });
   }
 
-  /// A K row in f32.
-  const float* key_row(const KV* row, int index) {
-    float* to = mem_.gathered + index * dim_;
-    by_parts<8>(0, dim_ / kLanes,
-                [&](auto count, int i) { copy<count>(to + i * kLanes, row + i * kLanes); });
-    return to;
+  /// Scores of the query rows that lie as vectors [i, i + Vectors), for tokens [t, t + Keys);
+  /// `begin` is the first token whose K row lies in f32.
+  template <int Vectors, int Keys>
+  void scores_of_lanes(int i, int t, int begin) {
+    // Copies: for all that the compiler knows, a store could alter members.
+    const auto fetch = [first = i == 0, v = v_, here = here_ + t, dim = dim_](auto turn)
+                           __attribute__((always_inline)) {
+                             constexpr int kTurns = kLanes / Keys;  // for a V row
+                             if (first && turn % kTurns == 0)
+                               prefetch<2>(v + here[turn / kTurns], 0, dim);
+                           };
+    dot_lanes<Vectors, Keys, kLaneKeys, kBlock>(mem_.q + i * kLanes * dim_, dim_,
+                                                key<kLaneKeys>(t - begin),
+                                                mem_.p + (i * kBlock + t) * kLanes, fetch);
   }
 
-  /// Vectors of a row to f32. The pointers are arguments: for all that the compiler knows, a store
-  /// could alter members, and it would read them again for every vector.
-  template <int Vectors>
+  /// Vectors of a row to f32, every Step-th. The pointers are arguments: for all that the compiler
+  /// knows, a store could alter members, and it would read them again for every vector.
+  template <int Vectors, int Step = 1>
   static void copy(float* to, const KV* row) {
-    unroll<Vectors>([&](auto j) { store(to + j * kLanes, load(row + j * kLanes)); });
+    unroll<Vectors>([&](auto j) { store(to + j * Step * kLanes, load(row + j * kLanes)); });
   }
 
   /// Turns the scores of rows [r, r + Rows) into weights, 0 where a row does not see.
@@ -344,11 +417,31 @@ class TileRun {
     }
     float factor[Rows];
     online_softmax<Rows, kBlock>(mem_.p + r * kBlock, mem_.m + r, mem_.l + r, factor);
-    for (int i = 0; i < Rows; ++i) {
-      if (factor[i] == 1.0f) continue;
-      float* o = mem_.o + (r + i) * dim_;
-      for (int d = 0; d < dim_; d += kLanes) store(o + d, load(o + d) * factor[i]);
+    for (int i = 0; i < Rows; ++i) rescale(r + i, factor[i]);
+  }
+
+  /// The same for rows [r, r + kLanes), which lie as lanes.
+  void softmax_lanes(int r) {
+    float* p = mem_.p + r * kBlock;
+    if (params_.logits_soft_cap > 0.0f) {
+      for (int t = 0; t < kBlock; ++t) {
+        store(p + t * kLanes, soft_cap(load(p + t * kLanes), params_.logits_soft_cap));
+      }
     }
+    for (int i = r; i < r + kLanes; ++i) {
+      for (int t = 0; t < mem_.from[i]; ++t) p[t * kLanes + i - r] = kMinusInfinity;
+      for (int t = mem_.to[i]; t < kBlock; ++t) p[t * kLanes + i - r] = kMinusInfinity;
+    }
+    float factor[kLanes];
+    online_softmax_lanes<kBlock>(p, mem_.m + r, mem_.l + r, factor);
+    for (int i = 0; i < kLanes; ++i) rescale(r + i, factor[i]);
+  }
+
+  /// What row r has summed up, times a factor.
+  void rescale(int r, float factor) {
+    if (factor == 1.0f) return;
+    float* o = mem_.o + r * dim_;
+    for (int d = 0; d < dim_; d += kLanes) store(o + d, load(o + d) * factor);
   }
 
   /// Adds the weighted values to few rows, straight from the pool. The K rows of the next block
@@ -362,14 +455,15 @@ class TileRun {
         if (t < count) prefetch<3>(keys + next[t], d, width * kLanes);
         return v + here[t];
       };
-      by_parts<kRowBlock>(0, rows_,
-                          [&](auto rows, int r) { weigh_rows<rows, width>(r, d, values); });
+      by_parts<kRowBlock>(0, rows_, [&](auto rows, int r) {
+        weigh_rows<RowMajor, rows, width>(mem_.p + r * kBlock, r, d, values);
+      });
     });
   }
 
   /// Adds the weighted values, some vectors of all V rows at a time. They are gathered into dense
   /// memory: in the pool, the rows of consecutive tokens may be 4 KB apart and would evict each
-  /// other from L1. The K rows of the next block come into L2 meanwhile.
+  /// other from L1.
   void weigh_values() {
     int next = 0;
     const int vectors = dim_ / kLanes;
@@ -380,30 +474,38 @@ class TileRun {
       const auto values = [dense = mem_.gathered, width](int t) {
         return dense + t * width * kLanes;
       };
-      by_parts<3>(0, rows_, [&](auto rows, int r) {
-        weigh_rows<rows, width>(r, first * kLanes, values);
-        const int until = num_next_ * (first * rows_ + width * (r + rows)) / (vectors * rows_);
+      const auto prefetch_keys = [&](int rows_done) {
+        const int until = num_next_ * (first * rows_ + width * rows_done) / (vectors * rows_);
         for (; next < until; ++next) prefetch<2>(k_ + next_[next], 0, dim_);
+      };
+      for (int i = 0; i < lane_rows_; i += kLanes) {
+        by_parts<kRowBlock>(i, i + kLanes, [&](auto rows, int r) {
+          weigh_rows<Lanes, rows, width>(mem_.p + i * kBlock + r - i, r, first * kLanes, values);
+          prefetch_keys(r + rows);
+        });
+      }
+      by_parts<3>(lane_rows_, rows_, [&](auto rows, int r) {
+        weigh_rows<RowMajor, rows, width>(mem_.p + r * kBlock, r, first * kLanes, values);
+        prefetch_keys(r + rows);
       });
     });
   }
 
   /// Adds values(t), vectors of V rows, to rows [r, r + Rows) from d on. A row never reads tokens
   /// that it does not see: 0 * NaN is NaN.
-  template <int Rows, int Vectors, class Values>
-  void weigh_rows(int r, int d, const Values& values) {
+  template <class Layout, int Rows, int Vectors, class Values>
+  void weigh_rows(const float* p, int r, int d, const Values& values) {
     float* o = mem_.o + r * dim_ + d;
-    const float* p = mem_.p + r * kBlock;
     const int32_t *from = mem_.from + r, *to = mem_.to + r;
     // Later rows start and end later: what all of them see is done together, the rest row by row.
     const int all_begin = from[Rows - 1];
     const int all_end = std::max(all_begin, to[0]);
     const auto alone = [&](int i, int first, int last) {
-      accumulate<1, Vectors>(o + i * dim_, dim_, p + i * kBlock, kBlock, values,
-                             std::max(first, from[i]), std::min(last, to[i]));
+      accumulate<Layout, 1, Vectors>(o + i * dim_, dim_, p + i * Layout::row, values,
+                                     std::max(first, from[i]), std::min(last, to[i]));
     };
     for (int i = 0; Rows > 1 && i < Rows; ++i) alone(i, from_, all_begin);
-    accumulate<Rows, Vectors>(o, dim_, p, kBlock, values, all_begin, all_end);
+    accumulate<Layout, Rows, Vectors>(o, dim_, p, values, all_begin, all_end);
     for (int i = 0; Rows > 1 && i < Rows; ++i) alone(i, all_end, to_);
   }
 
@@ -411,7 +513,9 @@ class TileRun {
   const AttentionTile& tile_;
   const int32_t* tokens_;  // query tokens of a shared tile
   const int32_t* merge_indptr_;
-  int kv_head_, group_, rows_, dim_;
+  int kv_head_, group_, rows_;
+  int lane_rows_;  // the first rows, which lie as lanes: whole vectors of rows, if not few
+  int dim_;
   TileMemory mem_;
   const int32_t* pages_;  // page ids of the request
   int64_t begin_, end_;   // tokens of the tile's span
@@ -439,26 +543,24 @@ void attention_tile_as(const PagedAttentionParams& params, const AttentionInputs
 }
 
 template <class T>
-void merge_rows_as(const PagedAttentionParams& params, const AttentionInputs& in,
-                   const TileOutput& out, int64_t begin, int64_t end) {
+void merge_as(const PagedAttentionParams& params, const AttentionInputs& in, const TileOutput& out,
+              int token, int kv_head) {
   const int64_t heads = params.num_qo_heads, dim = params.head_dim;
+  const int64_t from = in.merge_indptr[token], count = in.merge_indptr[token + 1] - from;
+  const int group = params.num_qo_heads / params.num_kv_heads;
   float v[kMaxMergeDim];
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t from = in.merge_indptr[row], count = in.merge_indptr[row + 1] - from;
-    if (count == 0) continue;  // its tile wrote the output
-    for (int64_t head = 0; head < heads; ++head) {
-      const int64_t at = from * heads + head;
-      float lse = merge<float>({out.v + at * dim, heads * dim, out.v_lse + at, heads, count},
-                               params.head_dim, v);
-      if (in.sinks != nullptr) lse = add_sink(v, params.head_dim, lse, in.sinks[head]);
-      store_row(static_cast<T*>(out.out) + (row * heads + head) * dim, v, params.head_dim);
-      out.lse[row * heads + head] = lse;
-    }
+  for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+    const int64_t at = from * heads + head;
+    float lse = merge<float>({out.v + at * dim, heads * dim, out.v_lse + at, heads, count},
+                             params.head_dim, v);
+    if (in.sinks != nullptr) lse = add_sink(v, params.head_dim, lse, in.sinks[head]);
+    store_row(static_cast<T*>(out.out) + (token * heads + head) * dim, v, params.head_dim);
+    out.lse[token * heads + head] = lse;
   }
 }
 
 template <class T, class KV = T>
-constexpr AttentionCode kAttentionCode{&attention_tile_as<T, KV>, &merge_rows_as<T>};
+constexpr AttentionCode kAttentionCode{&attention_tile_as<T, KV>, &merge_as<T>};
 
 const AttentionCode& attention_code(FloatType dtype, FloatType kv_dtype) {
   switch (dtype) {

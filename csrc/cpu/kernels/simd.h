@@ -166,13 +166,21 @@ inline float max(vfloat v) {
 /// 2^x, relative error below 2e-7 in [-126, 127]; 0 below -126 (-inf included), 2^127 above 127.
 /// NaN stays NaN.
 inline vfloat exp2(vfloat x) {
+  // What is below -126 may turn into anything until it is dropped at the end.
+#if defined(__AVX512F__)
+  const __mmask16 keep = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  x = (vfloat)_mm512_maskz_min_ps(keep, _mm512_set1_ps(127.0f), (__m512)x);
+#elif defined(__AVX2__)
+  const __m256 keep = _mm256_cmp_ps((__m256)x, _mm256_set1_ps(-126.0f), _CMP_NLT_UQ);
+  x = (vfloat)_mm256_min_ps(_mm256_set1_ps(127.0f), (__m256)x);
+#else
   const vint keep = (x >= -126.0f) | (x != x);
   x = x > 127.0f ? splat(127.0f) : x;
-  x = x < -126.0f ? splat(-126.0f) : x;
+#endif
   // Adding 1.5 * 2^23 leaves round(x) in the low bits of the mantissa.
   const vfloat shifted = x + 12582912.0f;
   const vfloat r = x - (shifted - 12582912.0f);
-  const vint exponent = ((vint)shifted << 23) + 0x3f800000;
+  const vuint exponent = ((vuint)shifted << 23) + 0x3f800000u;
   // Taylor coefficients ln(2)^k / k!; |r| <= 0.5.
   vfloat p = splat(1.5252733e-5f);
   p = fma(p, r, splat(1.5403530e-4f));
@@ -182,9 +190,13 @@ inline vfloat exp2(vfloat x) {
   p = fma(p, r, splat(2.4022651e-1f));
   p = fma(p, r, splat(6.9314718e-1f));
   p = fma(p, r, splat(1.0f));
-  const vfloat y = p * (vfloat)exponent;
-  const vint bits = (vint)y & keep;
-  return (vfloat)bits;
+#if defined(__AVX512F__)
+  return (vfloat)_mm512_maskz_mul_ps(keep, (__m512)p, (__m512)exponent);
+#elif defined(__AVX2__)
+  return (vfloat)_mm256_and_ps(keep, (__m256)(p * (vfloat)exponent));
+#else
+  return (vfloat)((vint)(p * (vfloat)exponent) & keep);
+#endif
 }
 
 }  // namespace
