@@ -205,7 +205,7 @@ def test_runs_are_bitwise_equal(stream, dtype, kv_dtype, rng):
 @pytest.mark.parametrize("options", [{}, {"window_left": 20}, {"logits_soft_cap": 0.5}], ids=str)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_bits_do_not_depend_on_the_tile(dtype, rng, dim, options):
-    # Tiles of 4 rows read K and V in the pool; of more, whole vectors lie as lanes and the rest does not.
+    # Tiles of 4 rows read K and V in the pool; of more, with AVX-512, whole vectors lie as lanes and the rest does not.
     case = PagedCase(rng, [150, 97], qo_len=[30, 97], dtype=dtype, hq=4, hkv=1, dim=dim)
     run = {"qo_indptr": case.qo_indptr, "return_lse": True, "stream": mx.cpu, **options}
     first = None

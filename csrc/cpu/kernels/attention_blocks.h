@@ -57,8 +57,8 @@ inline vfloat high_halves(vfloat x, vfloat y) {
 }
 #endif
 
-/// out[i] = the lanes of vector i of four, reduced by `op` in one order for each vector: those two
-/// apart, then neighbours, then the quads.
+/// out[i] = the lanes of vector i of four, reduced by `op` in one order for each vector: lanes 0
+/// and 2 and lanes 1 and 3 of each quad, then these two, then the quads, neighbours first.
 template <class Op>
 [[gnu::always_inline]] inline void reduce(float* out, vfloat a, vfloat b, vfloat c, vfloat d,
                                           Op op) {
@@ -261,9 +261,10 @@ void online_softmax_lanes(float* p, float* m, float* l, float* factor) {
   }
   const vfloat most = vmax(vmax(part[0], part[1]), vmax(part[2], part[3]));
   const vfloat base = most == -kInfinity ? vfloat{} : most;
+  vfloat total[1];
   PairwiseSum<1> pairwise;
   unroll<kLanes>([&](auto turn) __attribute__((always_inline)) {
-    vfloat total[1] = {};
+    total[0] = vfloat{};
     unroll<Block / kLanes>([&](auto i) __attribute__((always_inline)) {
       float* weight = p + (i * kLanes + pairwise.lane(turn)) * kLanes;
       const vfloat w = exp2(load(weight) - base);
@@ -271,12 +272,10 @@ void online_softmax_lanes(float* p, float* m, float* l, float* factor) {
       total[0] += w;
     });
     pairwise.template add<turn>(total);
-    if constexpr (turn + 1 == kLanes) {
-      const vfloat change = exp2(load(m) - base);
-      store(factor, change);
-      store(l, load(l) * change + total[0]);
-    }
   });
+  const vfloat change = exp2(load(m) - base);
+  store(factor, change);
+  store(l, load(l) * change + total[0]);
   store(m, most);
 }
 

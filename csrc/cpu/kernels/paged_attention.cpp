@@ -28,9 +28,8 @@ const AttentionCode& code_of(const PagedAttentionParams& params) {
 
 /// Runs all tiles, and done(tile, kv_head) after each.
 template <class Done>
-void run_tiles(const PagedAttentionParams& params, const AttentionInputs& in, const TileOutput& out,
-               const Done& done) {
-  const AttentionCode& code = code_of(params);
+void run_tiles(const AttentionCode& code, const PagedAttentionParams& params,
+               const AttentionInputs& in, const TileOutput& out, const Done& done) {
   const size_t pairs = static_cast<size_t>(params.num_tiles) * params.num_kv_heads;
   const size_t workers = std::min<size_t>(num_threads(), pairs);
   // A stacked tile takes as long as many others, and comes before them. The others take about as
@@ -60,23 +59,26 @@ void paged_attention(const PagedAttentionParams& params, const AttentionInputs& 
   const size_t rows = static_cast<size_t>(params.num_partials) * params.num_qo_heads;
   if (partials.size() < rows * (params.head_dim + 1)) partials.resize(rows * (params.head_dim + 1));
   const TileOutput output{out, lse, partials.data(), partials.data() + rows * params.head_dim};
-  if (params.num_partials == 0) return run_tiles(params, in, output, [](auto&, int) {});
+  const AttentionCode& code = code_of(params);
+  if (params.num_partials == 0) return run_tiles(code, params, in, output, [](auto&, int) {});
   // Where the last part of a query token is written, its parts are merged: threads that had gone to
   // sleep would take longer to wake up than a decode step's parts to merge.
-  static thread_local std::vector<std::atomic<int32_t>> parts;  // to come, by token and KV head
-  const size_t merges = static_cast<size_t>(params.num_q) * params.num_kv_heads;
-  if (parts.size() < merges) parts = std::vector<std::atomic<int32_t>>(merges);
-  for (size_t i = 0; i < merges; ++i) {
-    const size_t token = i / params.num_kv_heads;
-    parts[i].store(in.merge_indptr[token + 1] - in.merge_indptr[token], std::memory_order_relaxed);
+  static thread_local std::vector<std::atomic<int32_t>> parts_left;  // by token and KV head
+  const size_t heads = params.num_kv_heads, merges = params.num_q * heads;
+  if (parts_left.size() < merges) parts_left = std::vector<std::atomic<int32_t>>(merges);
+  for (int32_t token = 0; token < params.num_q; ++token) {
+    const int32_t parts = in.merge_indptr[token + 1] - in.merge_indptr[token];
+    for (size_t i = 0; parts > 0 && i < heads; ++i) {
+      parts_left[token * heads + i].store(parts, std::memory_order_relaxed);
+    }
   }
-  const AttentionCode& code = code_of(params);
-  run_tiles(params, in, output, [&, left = parts.data()](const AttentionTile& tile, int kv_head) {
+  // The caller's: workers that named the variable would find their own.
+  std::atomic<int32_t>* const left = parts_left.data();
+  run_tiles(code, params, in, output, [&, left](const AttentionTile& tile, int kv_head) {
     if (tile.chunk < 0) return;
     for (int i = tile.q_begin; i < tile.q_begin + tile.q_len; ++i) {
       const int token = tile.shared != 0 ? in.token_order[i] : i;
-      std::atomic<int32_t>& mine = left[int64_t{token} * params.num_kv_heads + kv_head];
-      if (mine.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      if (left[token * heads + kv_head].fetch_sub(1, std::memory_order_acq_rel) == 1) {
         code.merge(params, in, output, token, kv_head);
       }
     }
@@ -85,7 +87,7 @@ void paged_attention(const PagedAttentionParams& params, const AttentionInputs& 
 
 void paged_attention_partial(const PagedAttentionParams& params, const AttentionInputs& in,
                              float* v, float* lse) {
-  run_tiles(params, in, {nullptr, nullptr, v, lse}, [](auto&, int) {});
+  run_tiles(code_of(params), params, in, {nullptr, nullptr, v, lse}, [](auto&, int) {});
 }
 
 }  // namespace mlxcel::cpu

@@ -41,11 +41,12 @@ constexpr int kFewRows = 4;
 /// are multiplied by fit the registers.
 constexpr int kRowBlock = kLanes == 16 ? 4 : 3;
 
-/// Whether whole vectors of query rows, if they are not few, lie as lanes, so that their scores add
+/// Whether whole vectors of query rows lie as lanes, so that their scores add
 /// up without shuffles: stacked tiles of 32 rows then take 0.87 of the time. With AVX2,
 /// whose shuffles are cheaper, it is as fast either way, and 12 rows take 1.12 to 1.14
 /// (2026-11-30).
 constexpr bool kRowsAsLanes = kLanes == 16;
+static_assert(!kRowsAsLanes || kLanes > kFewRows);
 
 /// Keys that one or two such vectors are multiplied by at a time: enough sums to cover the latency
 /// of a product, and they fit the registers.
@@ -107,7 +108,7 @@ class TileRun {
         kv_head_(kv_head),
         group_(params.num_qo_heads / params.num_kv_heads),
         rows_(tile.q_len * group_),
-        lane_rows_(kRowsAsLanes && rows_ > kFewRows ? rows_ / kLanes * kLanes : 0),
+        lane_rows_(kRowsAsLanes ? rows_ / kLanes * kLanes : 0),
         dim_(params.head_dim),
         mem_(rows_, dim_),
         pages_(in.kv_indices + in.kv_indptr[tile.request]) {
@@ -363,7 +364,8 @@ class TileRun {
     }
   }
 
-  /// Scores of the rows that do not lie as lanes. V rows from token `first` on are prefetched.
+  /// Scores of the rows that do not lie as lanes. V rows from token `first` on are prefetched: none
+  /// where others do lie as lanes, during whose products they were.
   template <int Step>
   void scores_of_rows(int begin, int end, int first) {
     int next = first;
@@ -514,7 +516,7 @@ class TileRun {
   const int32_t* tokens_;  // query tokens of a shared tile
   const int32_t* merge_indptr_;
   int kv_head_, group_, rows_;
-  int lane_rows_;  // the first rows, which lie as lanes: whole vectors of rows, if not few
+  int lane_rows_;  // the first rows, which lie as lanes: whole vectors of rows
   int dim_;
   TileMemory mem_;
   const int32_t* pages_;  // page ids of the request
