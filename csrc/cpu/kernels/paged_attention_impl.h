@@ -253,11 +253,39 @@ class TileRun {
     return static_cast<int>(end - begin);
   }
 
+  /// Prefetches of rows into L2 a few lines at a time: many at once hold up the loads behind them.
+  struct LinePrefetch {
+    LinePrefetch(const KV* pool, const int64_t* at, int num_rows, int dim)
+        : pool(pool),
+          at(at),
+          shift(std::bit_width((dim * sizeof(KV) - 1) / 64)),
+          num_lines(num_rows << shift) {}
+
+    /// The turn-th lines.
+    [[gnu::always_inline]] void operator()(int turn) const {
+      for (int line = turn * kLinesATurn; line < (turn + 1) * kLinesATurn; ++line) {
+        if (line >= num_lines) return;
+        const int in_row = line & ((1 << shift) - 1);
+        __builtin_prefetch(pool + at[line >> shift] + in_row * (64 / sizeof(KV)), 0, 2);
+      }
+    }
+
+    /// Rows that so many turns have wholly prefetched.
+    int rows(int turns) const { return std::min(turns * kLinesATurn, num_lines) >> shift; }
+
+    static constexpr int kLinesATurn = sizeof(KV) / 2;
+    const KV* pool;
+    const int64_t* at;
+    int shift;  // lines of a row, rounded up to a power of two
+    int num_lines;
+  };
+
   /// One step of the online softmax over tokens [begin, end) of a block.
   void step(int64_t block, int64_t begin, int64_t end) {
     from_ = static_cast<int>(begin - block);
     to_ = static_cast<int>(end - block);
-    for (int i = 0; i < tile_.q_len; ++i) {
+    whole_ = lowest(tile_.q_len - 1) <= block && highest(0) >= block + kBlock;
+    for (int i = 0; !whole_ && i < tile_.q_len; ++i) {
       const auto inside = [block](int64_t t) {
         return static_cast<int32_t>(std::clamp<int64_t>(t - block, 0, kBlock));
       };
@@ -356,11 +384,17 @@ class TileRun {
   /// The K rows of tokens [begin, end) of the block in f32, and up to a whole quad.
   template <int Step>
   void copy_keys(int begin, int end) {
-    for (int t = begin; t < end || t % kQuad != 0; ++t) {
-      by_parts<8>(0, dim_ / kLanes,
-                  [to = key<Step>(t - begin), row = k_ + here_[t]](auto count, int i) {
-                    copy<count, Step>(to + i * Step * kLanes, row + i * kLanes);
-                  });
+    const int count = (end - begin + kQuad - 1) & -kQuad;
+    const KV* const k = k_;
+    const int64_t* const here = here_ + begin;
+    float* group = mem_.gathered;
+    for (int t = 0; t < count; t += Step, group += Step * dim_) {
+      by_parts<8>(0, dim_ / kLanes, [=](auto n, int i) {
+        float* to = group + i * Step * kLanes;
+        for (int j = t; j < std::min(count, t + Step); ++j, to += kLanes) {
+          copy<n, Step>(to, k + here[j] + i * kLanes);
+        }
+      });
     }
   }
 
@@ -401,22 +435,35 @@ class TileRun {
   /// knows, a store could alter members, and it would read them again for every vector.
   template <int Vectors, int Step = 1>
   static void copy(float* to, const KV* row) {
-    unroll<Vectors>([&](auto j) { store(to + j * Step * kLanes, load(row + j * kLanes)); });
+    unroll<Vectors / 2>([&](auto j) {
+      const VectorPair pair = load_pair(row + 2 * j * kLanes);
+      store(to + 2 * j * Step * kLanes, pair.first);
+      store(to + (2 * j + 1) * Step * kLanes, pair.second);
+    });
+    if constexpr (Vectors % 2 != 0) {
+      store(to + (Vectors - 1) * Step * kLanes, load(row + (Vectors - 1) * kLanes));
+    }
+  }
+
+  /// Caps the scores of rows [r, r + rows) and drops those of tokens that a row does not see.
+  template <class Layout>
+  void mask(int r, int rows) {
+    float* p = mem_.p + r * kBlock;
+    if (params_.logits_soft_cap > 0.0f) {
+      for (int i = 0; i < rows * kBlock; i += kLanes) {
+        store(p + i, soft_cap(load(p + i), params_.logits_soft_cap));
+      }
+    }
+    for (int i = 0; !whole_ && i < rows; ++i, p += Layout::row) {
+      for (int t = 0; t < mem_.from[r + i]; ++t) p[t * Layout::token] = kMinusInfinity;
+      for (int t = mem_.to[r + i]; t < kBlock; ++t) p[t * Layout::token] = kMinusInfinity;
+    }
   }
 
   /// Turns the scores of rows [r, r + Rows) into weights, 0 where a row does not see.
   template <int Rows>
   void softmax(int r) {
-    for (int i = r; i < r + Rows; ++i) {
-      float* p = mem_.p + i * kBlock;
-      if (params_.logits_soft_cap > 0.0f) {
-        for (int t = 0; t < kBlock; t += kLanes) {
-          store(p + t, soft_cap(load(p + t), params_.logits_soft_cap));
-        }
-      }
-      for (int t = 0; t < mem_.from[i]; ++t) p[t] = kMinusInfinity;
-      for (int t = mem_.to[i]; t < kBlock; ++t) p[t] = kMinusInfinity;
-    }
+    mask<RowMajor>(r, Rows);
     float factor[Rows];
     online_softmax<Rows, kBlock>(mem_.p + r * kBlock, mem_.m + r, mem_.l + r, factor);
     for (int i = 0; i < Rows; ++i) rescale(r + i, factor[i]);
@@ -424,18 +471,9 @@ class TileRun {
 
   /// The same for rows [r, r + kLanes), which lie as lanes.
   void softmax_lanes(int r) {
-    float* p = mem_.p + r * kBlock;
-    if (params_.logits_soft_cap > 0.0f) {
-      for (int t = 0; t < kBlock; ++t) {
-        store(p + t * kLanes, soft_cap(load(p + t * kLanes), params_.logits_soft_cap));
-      }
-    }
-    for (int i = r; i < r + kLanes; ++i) {
-      for (int t = 0; t < mem_.from[i]; ++t) p[t * kLanes + i - r] = kMinusInfinity;
-      for (int t = mem_.to[i]; t < kBlock; ++t) p[t * kLanes + i - r] = kMinusInfinity;
-    }
+    mask<Lanes>(r, kLanes);
     float factor[kLanes];
-    online_softmax_lanes<kBlock>(p, mem_.m + r, mem_.l + r, factor);
+    online_softmax_lanes<kBlock>(mem_.p + r * kBlock, mem_.m + r, mem_.l + r, factor);
     for (int i = 0; i < kLanes; ++i) rescale(r + i, factor[i]);
   }
 
@@ -452,13 +490,15 @@ class TileRun {
   void weigh_values_of_few() {
     by_parts<kPanel>(0, dim_ / kLanes, [&](auto width, int first) {
       const int d = first * kLanes;
-      const auto values = [&, keys = k_, here = here_, next = next_, v = v_ + d,
-                           count = num_next_](int t) {
-        if (t < count) prefetch<3>(keys + next[t], d, width * kLanes);
-        return v + here[t];
+      const auto values = [here = here_, v = v_ + d](int t) { return v + here[t]; };
+      const auto keys = [=, k = k_, next = next_, count = num_next_](int quad) {
+        unroll<kQuad>([&](auto i) {
+          const int t = quad * kQuad + i;
+          if (t < count) prefetch<3>(k + next[t], d, width * kLanes);
+        });
       };
       by_parts<kRowBlock>(0, rows_, [&](auto rows, int r) {
-        weigh_rows<RowMajor, rows, width>(mem_.p + r * kBlock, r, d, values);
+        weigh_rows<RowMajor, rows, width>(mem_.p + r * kBlock, r, d, values, keys);
       });
     });
   }
@@ -467,47 +507,48 @@ class TileRun {
   /// memory: in the pool, the rows of consecutive tokens may be 4 KB apart and would evict each
   /// other from L1.
   void weigh_values() {
-    int next = 0;
     const int vectors = dim_ / kLanes;
+    int fetched = 0;  // K rows of the next block
     by_parts<kPanel>(0, vectors, [&](auto width, int first) {
-      for (int t = from_; t < to_; ++t) {
-        copy<width>(mem_.gathered + t * width * kLanes, v_ + here_[t] + first * kLanes);
-      }
-      const auto values = [dense = mem_.gathered, width](int t) {
-        return dense + t * width * kLanes;
-      };
-      const auto prefetch_keys = [&](int rows_done) {
-        const int until = num_next_ * (first * rows_ + width * rows_done) / (vectors * rows_);
-        for (; next < until; ++next) prefetch<2>(k_ + next_[next], 0, dim_);
+      const KV* const v = v_ + first * kLanes;
+      float* const gathered = mem_.gathered;
+      for (int t = from_; t < to_; ++t) copy<width>(gathered + t * width * kLanes, v + here_[t]);
+      const auto values = [gathered, width](int64_t t) { return gathered + t * width * kLanes; };
+      const auto weigh = [&](auto layout, auto rows, const float* p, int r) {
+        const int until = num_next_ * (first * rows_ + width * (r + rows)) / (vectors * rows_);
+        const LinePrefetch lines(k_, next_ + fetched, whole_ ? until - fetched : 0, dim_);
+        weigh_rows<decltype(layout), rows, width>(p, r, first * kLanes, values, lines);
+        fetched += lines.rows(kBlock / kQuad);
+        for (; fetched < until; ++fetched) prefetch<2>(k_ + next_[fetched], 0, dim_);
       };
       for (int i = 0; i < lane_rows_; i += kLanes) {
         by_parts<kRowBlock>(i, i + kLanes, [&](auto rows, int r) {
-          weigh_rows<Lanes, rows, width>(mem_.p + i * kBlock + r - i, r, first * kLanes, values);
-          prefetch_keys(r + rows);
+          weigh(Lanes{}, rows, mem_.p + i * kBlock + r - i, r);
         });
       }
-      by_parts<3>(lane_rows_, rows_, [&](auto rows, int r) {
-        weigh_rows<RowMajor, rows, width>(mem_.p + r * kBlock, r, first * kLanes, values);
-        prefetch_keys(r + rows);
-      });
+      by_parts<3>(lane_rows_, rows_,
+                  [&](auto rows, int r) { weigh(RowMajor{}, rows, mem_.p + r * kBlock, r); });
     });
   }
 
   /// Adds values(t), vectors of V rows, to rows [r, r + Rows) from d on. A row never reads tokens
   /// that it does not see: 0 * NaN is NaN.
-  template <class Layout, int Rows, int Vectors, class Values>
-  void weigh_rows(const float* p, int r, int d, const Values& values) {
+  template <class Layout, int Rows, int Vectors, class Values, class Meanwhile>
+  void weigh_rows(const float* p, int r, int d, const Values& values, const Meanwhile& meanwhile) {
     float* o = mem_.o + r * dim_ + d;
+    if (whole_) {
+      return accumulate<Layout, Rows, Vectors>(o, dim_, p, values, 0, kBlock, meanwhile);
+    }
     const int32_t *from = mem_.from + r, *to = mem_.to + r;
     // Later rows start and end later: what all of them see is done together, the rest row by row.
     const int all_begin = from[Rows - 1];
     const int all_end = std::max(all_begin, to[0]);
     const auto alone = [&](int i, int first, int last) {
       accumulate<Layout, 1, Vectors>(o + i * dim_, dim_, p + i * Layout::row, values,
-                                     std::max(first, from[i]), std::min(last, to[i]));
+                                     std::max(first, from[i]), std::min(last, to[i]), [](int) {});
     };
     for (int i = 0; Rows > 1 && i < Rows; ++i) alone(i, from_, all_begin);
-    accumulate<Layout, Rows, Vectors>(o, dim_, p, values, all_begin, all_end);
+    accumulate<Layout, Rows, Vectors>(o, dim_, p, values, all_begin, all_end, meanwhile);
     for (int i = 0; Rows > 1 && i < Rows; ++i) alone(i, all_end, to_);
   }
 
@@ -530,6 +571,7 @@ class TileRun {
   const KV* v_;
   const T* q_in_;
   int from_, to_;  // tokens of the current block
+  bool whole_;     // all rows see all of it: then their own from and to are not set
   int num_next_;   // tokens of the next one
   int64_t places_[2][kBlock];
   int64_t *here_ = places_[0], *next_ = places_[1];  // where the rows of both blocks are

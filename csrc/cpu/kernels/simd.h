@@ -91,6 +91,41 @@ inline vfloat load(const f16* p) {
 #endif
 }
 
+/// The vector itself, in a register: GCC would rather load it again for every use, where loads are
+/// what bounds the loop, or hoist loads until sums no longer fit the registers.
+[[gnu::always_inline]] inline vfloat in_register(vfloat x) {
+#if defined(__x86_64__)
+  asm("" : "+v"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#endif
+  return x;
+}
+
+/// Two vectors of consecutive elements.
+struct VectorPair {
+  vfloat first, second;
+};
+
+template <class T>
+inline VectorPair load_pair(const T* p) {
+  return {load(p), load(p + kLanes)};
+}
+
+#if defined(__AVX512F__)
+// One instruction a vector, where `load` takes two.
+inline VectorPair load_pair(const bf16* p) {
+  const auto all = (__m512i)in_register((vfloat)_mm512_loadu_si512(p));
+  // Into the upper half of each lane, above zeros.
+  const auto lanes_from = [all](int first) __attribute__((always_inline)) {
+    alignas(64) uint16_t from[2 * kLanes] = {};
+    for (int i = 0; i < kLanes; ++i) from[2 * i + 1] = static_cast<uint16_t>(first + i);
+    return (vfloat)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, _mm512_load_si512(from), all);
+  };
+  return {lanes_from(0), lanes_from(kLanes)};
+}
+#endif
+
 inline void store(float* p, vfloat v) {
   std::memcpy(p, &v, sizeof(v));
 }
@@ -150,17 +185,6 @@ inline float max(vfloat v) {
   float m = v[0];
   for (int i = 1; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
   return m;
-}
-
-/// The vector itself, in a register: GCC would rather load it again for every use, where loads are
-/// what bounds the loop, or hoist loads until sums no longer fit the registers.
-[[gnu::always_inline]] inline vfloat in_register(vfloat x) {
-#if defined(__x86_64__)
-  asm("" : "+v"(x));
-#elif defined(__aarch64__)
-  asm("" : "+w"(x));
-#endif
-  return x;
 }
 
 /// 2^x, relative error below 2e-7 in [-126, 127]; 0 below -126 (-inf included), 2^127 above 127.
