@@ -194,6 +194,11 @@ struct WeightLayout {
   static constexpr int row = Row, token = Token;
 };
 
+/// What `accumulate` does meanwhile, where there is nothing to do.
+struct Nothing {
+  void operator()(int) const {}
+};
+
 /// o[r][d] += sum over t in [begin, end) of weight (r, t) * v(t)[d], tokens in order, for Rows rows
 /// of o, head_dim apart, and d below Vectors * kLanes. v(t) is a pointer. Calls meanwhile(i) before
 /// the i-th quad of tokens, of which the last may be a part.

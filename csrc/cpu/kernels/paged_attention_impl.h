@@ -41,12 +41,11 @@ constexpr int kFewRows = 4;
 /// are multiplied by fit the registers.
 constexpr int kRowBlock = kLanes == 16 ? 4 : 3;
 
-/// Whether whole vectors of query rows lie as lanes, so that their scores add
-/// up without shuffles: stacked tiles of 32 rows then take 0.87 of the time. With AVX2,
-/// whose shuffles are cheaper, it is as fast either way, and 12 rows take 1.12 to 1.14
-/// (2026-11-30).
+/// Whether whole vectors of query rows lie as lanes, so that their scores add up without shuffles:
+/// stacked tiles of 32 rows then take 0.87 of the time. With AVX2, whose shuffles are cheaper, it
+/// is as fast either way, and 12 rows take 1.12 to 1.14 (2026-11-30).
 constexpr bool kRowsAsLanes = kLanes == 16;
-static_assert(!kRowsAsLanes || kLanes > kFewRows);
+static_assert(!kRowsAsLanes || (kLanes > kFewRows && kLanes % kRowBlock == 0));
 
 /// Keys that one or two such vectors are multiplied by at a time: enough sums to cover the latency
 /// of a product, and they fit the registers.
@@ -366,11 +365,11 @@ class TileRun {
           for (; t + kKeys <= end; t += kKeys) scores_of_lanes<vectors, kKeys>(i, t, begin);
           for (; t < end; t += kQuad) scores_of_lanes<vectors, kQuad>(i, t, begin);
         });
-        return scores_of_rows<kLaneKeys>(begin, end, end);
+        return scores_of_rows<kLaneKeys>(begin, end);
       }
     }
     copy_keys<1>(begin, end);
-    scores_of_rows<1>(begin, end, std::max(begin, from_));
+    scores_of_rows<1>(begin, end);
   }
 
   /// Where the K row of the index-th token at hand lies in f32: as every Step-th vector of Step
@@ -398,10 +397,11 @@ class TileRun {
     }
   }
 
-  /// Scores of the rows that do not lie as lanes. V rows from token `first` on are prefetched: none
-  /// where others do lie as lanes, during whose products they were.
+  /// Scores of the rows that do not lie as lanes, and the tokens' V rows into L2, unless they came
+  /// during the products of rows that do.
   template <int Step>
-  void scores_of_rows(int begin, int end, int first) {
+  void scores_of_rows(int begin, int end) {
+    const int first = lane_rows_ > 0 ? end : std::max(begin, from_);
     int next = first;
     by_parts<3>(lane_rows_, rows_, [&](auto rows, int r) {
       for (int t = begin; t < end; t += kQuad) {
@@ -521,10 +521,11 @@ class TileRun {
         fetched += lines.rows(kBlock / kQuad);
         for (; fetched < until; ++fetched) prefetch<2>(k_ + next_[fetched], 0, dim_);
       };
-      for (int i = 0; i < lane_rows_; i += kLanes) {
-        by_parts<kRowBlock>(i, i + kLanes, [&](auto rows, int r) {
-          weigh(Lanes{}, rows, mem_.p + i * kBlock + r - i, r);
-        });
+      if constexpr (kRowsAsLanes) {
+        for (int r = 0; r < lane_rows_; r += kRowBlock) {
+          const float* p = mem_.p + r / kLanes * kLanes * kBlock + r % kLanes;
+          weigh(Lanes{}, std::integral_constant<int, kRowBlock>{}, p, r);
+        }
       }
       by_parts<3>(lane_rows_, rows_,
                   [&](auto rows, int r) { weigh(RowMajor{}, rows, mem_.p + r * kBlock, r); });
@@ -545,7 +546,7 @@ class TileRun {
     const int all_end = std::max(all_begin, to[0]);
     const auto alone = [&](int i, int first, int last) {
       accumulate<Layout, 1, Vectors>(o + i * dim_, dim_, p + i * Layout::row, values,
-                                     std::max(first, from[i]), std::min(last, to[i]), [](int) {});
+                                     std::max(first, from[i]), std::min(last, to[i]), Nothing{});
     };
     for (int i = 0; Rows > 1 && i < Rows; ++i) alone(i, from_, all_begin);
     accumulate<Layout, Rows, Vectors>(o, dim_, p, values, all_begin, all_end, meanwhile);
