@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mlxcel_ext import PageTable, num_threads, plan_attention, set_num_threads
 from mlxcel_ext.ops import PlanTarget, cpu_target, cuda_target
 from mlxcel_ext.ops.attention_plan import default_target
+from tests.support.paged import CHUNK, GROUP, PAGE_BEGIN, PAGE_END, Q_BEGIN, Q_LEN, REQUEST, SHARED
 
-REQUEST, Q_BEGIN, Q_LEN, PAGE_BEGIN, PAGE_END, CHUNK, SHARED, GROUP = range(8)
 HEADS = {"num_qo_heads": 8, "num_kv_heads": 2}
 
 

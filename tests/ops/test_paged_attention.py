@@ -17,13 +17,12 @@ from mlxcel_ext import (
 from mlxcel_ext.ops import PlanTarget
 from tests.conftest import METAL_EMULATED
 from tests.support.compare import assert_close, to_numpy
-from tests.support.paged import PagedCase, each_kv_dtype
+from tests.support.paged import Q_LEN, PagedCase, each_kv_dtype
 
 # Outputs are sums of values weighted by 1 in total: their errors are relative to the values' size, 1. f32 rounds in
 # scores of size 10 as well, and in every step of the online softmax.
 ULPS = {mx.float32: 16, mx.float16: 1, mx.bfloat16: 1}
 LSE_ULPS = 16
-Q_LEN = 2  # column of a plan's tiles
 
 
 def check(

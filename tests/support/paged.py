@@ -28,6 +28,9 @@ each_kv_dtype = pytest.mark.parametrize(
 #: The pages' dtypes that serve float32 queries where tests run without a stream.
 KV_DTYPES = [mx.float32] if METAL_EMULATED or mx.default_device() == mx.gpu else list(DTYPES.values())
 
+#: Columns of a plan's tiles.
+REQUEST, Q_BEGIN, Q_LEN, PAGE_BEGIN, PAGE_END, CHUNK, SHARED, GROUP = range(8)
+
 
 class PagedCase:
     """q, pools and table of a batch with the given token counts.

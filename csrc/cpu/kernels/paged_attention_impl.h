@@ -252,29 +252,32 @@ class TileRun {
     return static_cast<int>(end - begin);
   }
 
-  /// Prefetches of rows into L2 a few lines at a time: many at once hold up the loads behind them.
+  /// Prefetches of rows into L2, a line (of f32, two) a turn: many at once hold up the loads behind
+  /// them.
   struct LinePrefetch {
     LinePrefetch(const KV* pool, const int64_t* at, int num_rows, int dim)
         : pool(pool),
           at(at),
+          dim(dim),
           shift(std::bit_width((dim * sizeof(KV) - 1) / 64)),
           num_lines(num_rows << shift) {}
 
-    /// The turn-th lines.
+    /// The turn-th lines. Inlined, or GCC 12 would drop the call as one without an effect.
     [[gnu::always_inline]] void operator()(int turn) const {
       for (int line = turn * kLinesATurn; line < (turn + 1) * kLinesATurn; ++line) {
         if (line >= num_lines) return;
-        const int in_row = line & ((1 << shift) - 1);
-        __builtin_prefetch(pool + at[line >> shift] + in_row * (64 / sizeof(KV)), 0, 2);
+        const int d = (line & ((1 << shift) - 1)) * kLine;
+        if (d < dim) __builtin_prefetch(pool + at[line >> shift] + d, 0, 2);
       }
     }
 
     /// Rows that so many turns have wholly prefetched.
     int rows(int turns) const { return std::min(turns * kLinesATurn, num_lines) >> shift; }
 
-    static constexpr int kLinesATurn = sizeof(KV) / 2;
+    static constexpr int kLine = 64 / sizeof(KV), kLinesATurn = sizeof(KV) / 2;
     const KV* pool;
     const int64_t* at;
+    int dim;
     int shift;  // lines of a row, rounded up to a power of two
     int num_lines;
   };
@@ -284,14 +287,7 @@ class TileRun {
     from_ = static_cast<int>(begin - block);
     to_ = static_cast<int>(end - block);
     whole_ = lowest(tile_.q_len - 1) <= block && highest(0) >= block + kBlock;
-    for (int i = 0; !whole_ && i < tile_.q_len; ++i) {
-      const auto inside = [block](int64_t t) {
-        return static_cast<int32_t>(std::clamp<int64_t>(t - block, 0, kBlock));
-      };
-      const int32_t from = inside(lowest(i)), to = inside(highest(i));
-      std::fill_n(mem_.from + i * group_, group_, from);
-      std::fill_n(mem_.to + i * group_, group_, std::max(from, to));
-    }
+    if (!whole_) set_ranges(block);
     if (rows_ <= kFewRows) {
       scores_of_few();
     } else {
@@ -303,6 +299,18 @@ class TileRun {
       weigh_values_of_few();
     } else {
       weigh_values();
+    }
+  }
+
+  /// The tokens of a block that each row sees.
+  void set_ranges(int64_t block) {
+    const auto inside = [block](int64_t t) {
+      return static_cast<int32_t>(std::clamp<int64_t>(t - block, 0, kBlock));
+    };
+    for (int i = 0; i < tile_.q_len; ++i) {
+      const int32_t from = inside(lowest(i)), to = inside(highest(i));
+      std::fill_n(mem_.from + i * group_, group_, from);
+      std::fill_n(mem_.to + i * group_, group_, std::max(from, to));
     }
   }
 
@@ -454,7 +462,8 @@ class TileRun {
         store(p + i, soft_cap(load(p + i), params_.logits_soft_cap));
       }
     }
-    for (int i = 0; !whole_ && i < rows; ++i, p += Layout::row) {
+    if (whole_) return;
+    for (int i = 0; i < rows; ++i, p += Layout::row) {
       for (int t = 0; t < mem_.from[r + i]; ++t) p[t * Layout::token] = kMinusInfinity;
       for (int t = mem_.to[r + i]; t < kBlock; ++t) p[t * Layout::token] = kMinusInfinity;
     }
@@ -511,11 +520,15 @@ class TileRun {
     int fetched = 0;  // K rows of the next block
     by_parts<kPanel>(0, vectors, [&](auto width, int first) {
       const KV* const v = v_ + first * kLanes;
+      const int64_t* const here = here_;
       float* const gathered = mem_.gathered;
-      for (int t = from_; t < to_; ++t) copy<width>(gathered + t * width * kLanes, v + here_[t]);
+      for (int t = from_, to = to_; t < to; ++t) {
+        copy<width>(gathered + t * width * kLanes, v + here[t]);
+      }
       const auto values = [gathered, width](int64_t t) { return gathered + t * width * kLanes; };
       const auto weigh = [&](auto layout, auto rows, const float* p, int r) {
         const int until = num_next_ * (first * rows_ + width * (r + rows)) / (vectors * rows_);
+        // In a whole block each of the turns comes; what there are too few for comes at once.
         const LinePrefetch lines(k_, next_ + fetched, whole_ ? until - fetched : 0, dim_);
         weigh_rows<decltype(layout), rows, width>(p, r, first * kLanes, values, lines);
         fetched += lines.rows(kBlock / kQuad);
@@ -572,7 +585,7 @@ class TileRun {
   const KV* v_;
   const T* q_in_;
   int from_, to_;  // tokens of the current block
-  bool whole_;     // all rows see all of it: then their own from and to are not set
+  bool whole_;     // all rows see all of it: then their own ranges are not set
   int num_next_;   // tokens of the next one
   int64_t places_[2][kBlock];
   int64_t *here_ = places_[0], *next_ = places_[1];  // where the rows of both blocks are

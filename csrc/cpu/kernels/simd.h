@@ -113,10 +113,10 @@ inline VectorPair load_pair(const T* p) {
 }
 
 #if defined(__AVX512F__)
-// One instruction a vector, where `load` takes two.
+// One instruction a vector, where `load` takes two, and one load: a copy into the upper half of
+// each lane, above zeros. (AVX512BW; files for AVX-512 are compiled with it.)
 inline VectorPair load_pair(const bf16* p) {
   const auto all = (__m512i)in_register((vfloat)_mm512_loadu_si512(p));
-  // Into the upper half of each lane, above zeros.
   const auto lanes_from = [all](int first) __attribute__((always_inline)) {
     alignas(64) uint16_t from[2 * kLanes] = {};
     for (int i = 0; i < kLanes; ++i) from[2 * i + 1] = static_cast<uint16_t>(first + i);
