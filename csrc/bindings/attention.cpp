@@ -117,10 +117,10 @@ void bind_plan(nb::module_& m) {
   using plan::AttentionPlan;
   using plan::PlanTarget;
   nb::class_<PlanTarget>(m, "PlanTarget", "What the planner knows of a machine.")
-      .def(nb::init<int, int, int, int, int, int, int, int, int, int, int>(), "slots"_a,
+      .def(nb::init<int, int, int, int, int, int, int, int, int, int, int, bool>(), "slots"_a,
            "tile_rows"_a, "rows_per_token"_a, "min_chunk_tokens"_a, "tile_overhead"_a,
            "max_waves"_a, "invariant_chunk_tokens"_a, "small_rows"_a = 0, "large_slots"_a = 0,
-           "mixed_rows"_a = 0, "max_cluster"_a = 0)
+           "mixed_rows"_a = 0, "max_cluster"_a = 0, "takes_turns"_a = false)
       .def_ro("slots", &PlanTarget::slots)
       .def_ro("tile_rows", &PlanTarget::tile_rows)
       .def_ro("rows_per_token", &PlanTarget::rows_per_token)
@@ -131,7 +131,8 @@ void bind_plan(nb::module_& m) {
       .def_ro("small_rows", &PlanTarget::small_rows)
       .def_ro("large_slots", &PlanTarget::large_slots)
       .def_ro("mixed_rows", &PlanTarget::mixed_rows)
-      .def_ro("max_cluster", &PlanTarget::max_cluster);
+      .def_ro("max_cluster", &PlanTarget::max_cluster)
+      .def_ro("takes_turns", &PlanTarget::takes_turns);
   nb::class_<AttentionPlan>(m, "AttentionPlan", "Tiles and merges of an attention launch.")
       .def_prop_ro("tiles",
                    [](nb::handle_t<AttentionPlan> self) {

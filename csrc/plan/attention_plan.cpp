@@ -14,6 +14,7 @@ namespace {
 /// is an upper bound).
 struct Load {
   float cost;     // of one tile that is not cut, in KV tokens of a decode tile
+  float weight;   // of one of its KV tokens
   int32_t tiles;  // query tiles
   bool large;     // more than kDecodeRows query rows each
 };
@@ -82,21 +83,24 @@ float choose_chunk(const std::vector<Load>& loads, const PlanTarget& target, int
 
 /// The same where some tiles are shared. Those are bound by arithmetic and the others by loading,
 /// so they had better run side by side: a shared tile may last as long as the launch, while short
-/// ones take turns next to it. Where it does not even then, four rounds make the end even.
+/// ones take turns next to it. Where it does not even then, or where tiles take turns anyway, four
+/// rounds make the end even.
 /// `shared` are the first of the loads, `even` the slots that they had better fill as often as each
 /// other: a few tiles more than that would leave the rest of the machine waiting for them.
 float choose_shared_chunk(const std::vector<Load>& loads, size_t shared, const PlanTarget& target,
                           int32_t even, int32_t num_kv_heads) {
-  float longest = 0, total = 0;
+  const std::span<const Load> spans(loads.data(), shared);
+  float longest = 0, total = 0, heaviest = 0;
   for (const Load& load : loads) {
     longest = std::max(longest, load.cost);
     total +=
         (load.cost + static_cast<float>(target.tile_overhead)) * static_cast<float>(load.tiles);
   }
+  for (const Load& load : spans) heaviest = std::max(heaviest, load.weight);
   const float share = total * static_cast<float>(num_kv_heads) / static_cast<float>(target.slots);
   const float least = static_cast<float>(target.min_chunk_tokens);
+  if (target.takes_turns) return std::max(least * heaviest, 0.25f * share);
   if (share >= longest) return std::max(least, 0.25f * share);
-  const std::span<const Load> spans(loads.data(), shared);
   const float turn = static_cast<float>(even) / static_cast<float>(num_kv_heads);
   const float room = turn * std::max(1.0f, std::round(count_tiles(spans, share) / turn));
   float low = share, high = longest;
@@ -429,10 +433,9 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const PlanTarget& 
   int32_t most_tokens = 0;  // of a tile
   const auto add_load = [&](int64_t tokens, int32_t q_len) {
     most_tokens = std::max(most_tokens, std::min(q_len, tile_tokens));
-    loads.push_back(
-        {static_cast<float>(tokens) * weight(problem, target, std::min(q_len, tile_tokens)),
-         (q_len + tile_tokens - 1) / tile_tokens,
-         std::min(q_len, tile_tokens) * problem.group_size > kDecodeRows});
+    const float w = weight(problem, target, std::min(q_len, tile_tokens));
+    loads.push_back({static_cast<float>(tokens) * w, w, (q_len + tile_tokens - 1) / tile_tokens,
+                     std::min(q_len, tile_tokens) * problem.group_size > kDecodeRows});
   };
   for (const SharedSpan& span : levels.spans) {
     const int32_t pages = span.page_end - span.page_begin;

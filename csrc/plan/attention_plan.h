@@ -18,10 +18,12 @@ struct PlanTarget {
   int32_t invariant_chunk_tokens;  // longest chunk where batch_invariant is asked for
   int32_t small_rows = 0;          // a launch with a tile of more query rows has another kernel, of
   int32_t large_slots = 0;         // which this many run at once; 0: `slots`, whatever the tiles
-  int32_t mixed_rows = 0;   // a launch with a tile of more query rows may run large tiles beside
-                            // decode tiles, each kind on all `slots`; 0: no such kernel
-  int32_t max_cluster = 0;  // the most chunks of a token that the kernel merges by itself, where
-                            // all have as many
+  int32_t mixed_rows = 0;    // a launch with a tile of more query rows may run large tiles beside
+                             // decode tiles, each kind on all `slots`; 0: no such kernel
+  int32_t max_cluster = 0;   // the most chunks of a token that the kernel merges by itself, where
+                             // all have as many
+  bool takes_turns = false;  // a slot runs one tile at a time, so that none hides what another
+                             // waits for
 };
 
 /// Page counts, not token counts: a plan stays valid while the page counts do.

@@ -25,9 +25,18 @@ from mlxcel_ext.ops import PlanTarget, cpu_target, cuda_target
 from mlxcel_ext.ops.cascade import default_costs
 from mlxcel_ext.outcomes import CascadeDeclined, FusedCascade
 from tests.conftest import examples
-from tests.ops.test_attention_plan import CHUNK, PAGE_BEGIN, PAGE_END, Q_LEN, SHARED, check_cover
+from tests.ops.test_attention_plan import check_cover
 from tests.support.compare import to_numpy
-from tests.support.paged import KV_DTYPES, PagedCase, each_kv_dtype
+from tests.support.paged import (
+    CHUNK,
+    KV_DTYPES,
+    PAGE_BEGIN,
+    PAGE_END,
+    Q_LEN,
+    SHARED,
+    PagedCase,
+    each_kv_dtype,
+)
 
 #: Sharing costs nothing, so that everything is shared.
 FREE = CascadeCosts(reread=1.0, row=0.0, tile=0.0, merge=0.0, launch=0.0)
@@ -94,6 +103,20 @@ def test_whole_batch_behind_one_prompt(stream, dtype, kv_dtype, rng, heads, dim,
     assert (plan.cascade.batch, plan.cascade.members, plan.cascade.levels) == (4, 4, 1)
     assert (plan.cascade.shared_pages, plan.cascade.shared_tokens) == (12, 192)
     check(case, plan, stream)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4, 6, 8, 10, 12, 16, 64])
+def test_threads_take_turns_at_a_shared_span(threads):
+    # One tile a KV head and thread left those that had none waiting: 12 threads, one chunk for 8 heads.
+    rows = [[*range(128), 128 + m] for m in range(8)]
+    table = PageTable.from_pages(rows, [2064] * 8, 16)
+    plan = plan_cascade(table, num_qo_heads=32, num_kv_heads=8, target=cpu_target(threads), costs=FREE)
+    shared = plan.tiles[plan.tiles[:, SHARED] == 1]
+    tokens = (shared[:, PAGE_END] - shared[:, PAGE_BEGIN]) * 16
+    assert tokens.sum() == 2048
+    assert tokens.min() >= 256
+    assert len(shared) * 8 >= min(3 * threads, 2048 // 256 * 8)
+    assert len(shared) <= max(1, threads // 2)
 
 
 @pytest.mark.parametrize("cap", [0.0, 5.0])

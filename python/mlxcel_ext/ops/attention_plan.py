@@ -28,6 +28,7 @@ def cpu_target(threads: int) -> _ext.PlanTarget:
         tile_overhead=32,
         max_waves=8,
         invariant_chunk_tokens=2048,
+        takes_turns=True,
     )
 
 
