@@ -528,7 +528,7 @@ class TileRun {
       const auto values = [gathered, width](int64_t t) { return gathered + t * width * kLanes; };
       const auto weigh = [&](auto layout, auto rows, const float* p, int r) {
         const int until = num_next_ * (first * rows_ + width * (r + rows)) / (vectors * rows_);
-        // In a whole block each of the turns comes; what there are too few for comes at once.
+        // A whole block has all the turns; rows that they do not suffice for follow at once.
         const LinePrefetch lines(k_, next_ + fetched, whole_ ? until - fetched : 0, dim_);
         weigh_rows<decltype(layout), rows, width>(p, r, first * kLanes, values, lines);
         fetched += lines.rows(kBlock / kQuad);
